@@ -1,0 +1,1 @@
+"""The only code that imports an engine or an accelerator package."""

@@ -1,0 +1,1 @@
+"""The binding to vLLM's scheduler that both model runners share."""

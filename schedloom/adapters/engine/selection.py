@@ -1,0 +1,77 @@
+"""Which scheduler class an engine gets.
+
+vLLM asks for it in one place, ``SchedulerConfig.get_scheduler_cls``, which cannot see the rest of the configuration.
+So the method is wrapped once per process, and what it returns decides when it is called with the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from schedloom.adapters.engine import seams
+from schedloom.adapters.engine.contract import describe_engine
+from schedloom.core.composition import PolicySet, compose
+from schedloom.core.config import SECTION, read_section
+from schedloom.core.errors import ConfigurationError
+from schedloom.core.requirements import check_requirements
+
+COMPOSABLE = "schedloom_composable"
+"""A scheduler class that sets this attribute to true accepts schedloom's mixin before it."""
+
+MARK = "wrapped_by_schedloom"
+
+SchedulerClass = Callable[..., Any]
+
+
+def install() -> None:
+    """Wrap ``SchedulerConfig.get_scheduler_cls``, once."""
+    from vllm.config.scheduler import SchedulerConfig
+
+    stock = SchedulerConfig.get_scheduler_cls
+    if hasattr(stock, MARK):
+        return
+
+    def get_scheduler_cls(self: Any) -> SchedulerClass:
+        return _deciding_factory(stock(self), user_class=self.scheduler_cls is not None)
+
+    setattr(get_scheduler_cls, MARK, True)
+    SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+
+
+def _deciding_factory(base: SchedulerClass, user_class: bool) -> SchedulerClass:
+    def make_scheduler(vllm_config: Any, **arguments: Any) -> Any:
+        return scheduler_class(base, vllm_config, user_class)(vllm_config=vllm_config, **arguments)
+
+    return make_scheduler
+
+
+def scheduler_class(base: SchedulerClass, vllm_config: Any, user_class: bool = False) -> SchedulerClass:
+    """``base`` itself when no policy is on, otherwise ``base`` composed with the configured policies.
+
+    Raises ConfigurationError when the configuration, the engine or the scheduler class cannot carry them.
+    """
+    choices = read_section(vllm_config.additional_config).choices
+    if not choices:
+        return base
+    if user_class and not getattr(base, COMPOSABLE, False):
+        raise ConfigurationError(_refusal(base))
+    policies = compose(choices)
+    check_requirements(policies.policies, describe_engine(vllm_config))
+    return composed(base, policies)
+
+
+def composed(base: Any, policies: PolicySet) -> Any:
+    """A subclass of ``base``, a vLLM ``Scheduler``, that consults ``policies``."""
+    from schedloom.adapters.engine.scheduler import PolicyScheduler
+
+    seams.check(base)
+    return type(f"Schedloom{base.__name__}", (PolicyScheduler, base), {"policies": policies})
+
+
+def _refusal(base: SchedulerClass) -> str:
+    name = getattr(base, "__qualname__", repr(base))
+    return (
+        f"additional_config.{SECTION} switches schedloom policies on and --scheduler-cls names {name}: drop one of the "
+        f"two, or set {COMPOSABLE} = True on the class if it keeps to vLLM's scheduler seams"
+    )

@@ -1,0 +1,101 @@
+"""vLLM's scheduler and requests, as policies see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedloom.core.views import ReusableKV
+from schedloom.core.wire import is_local_attempt
+
+CacheHit = tuple[Any, int, int, bool]
+
+
+def is_marked(request: Any) -> bool:
+    """Whether the router marked this vLLM request as a local attempt."""
+    parameters = request.sampling_params
+    return parameters is not None and is_local_attempt(parameters.extra_args)
+
+
+class VllmRequestView:
+    """A vLLM ``Request``."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    @property
+    def request_id(self) -> str:
+        return self.raw.request_id  # type: ignore[no-any-return]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.raw.num_prompt_tokens  # type: ignore[no-any-return]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.raw.num_output_tokens  # type: ignore[no-any-return]
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.raw.num_preemptions  # type: ignore[no-any-return]
+
+    @property
+    def is_local_attempt(self) -> bool:
+        return is_marked(self.raw)
+
+
+class VllmEngineView:
+    """A vLLM ``Scheduler`` and its KV connector, through the interfaces that vLLM gives them.
+
+    A look-up that was made while a request is being admitted is handed to vLLM's own look-up, which follows in the
+    same iteration of its loop, so that no prefix is walked twice.
+    """
+
+    __slots__ = ("_hit", "_hit_of", "_scheduler")
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._hit: CacheHit | None = None
+        self._hit_of: Any = None
+
+    @property
+    def block_size(self) -> int:
+        return self._scheduler.block_size  # type: ignore[no-any-return]
+
+    def reusable_kv(self, request: VllmRequestView) -> ReusableKV:
+        hit = self._local_hit(request.raw)
+        resident = hit[1] - hit[1] % self.block_size
+        restorable = self._restorable(request.raw, resident)
+        if hit[3] and not restorable:
+            resident = self._agreed_hit(request.raw)
+        return ReusableKV(resident, restorable)
+
+    def has_blocks(self, request: Any) -> bool:
+        return any(self._scheduler.kv_cache_manager.get_block_ids(request.request_id))
+
+    def take_hit(self, request: Any) -> CacheHit | None:
+        """The look-up remembered for ``request``, at most once."""
+        hit = self._hit if self._hit_of is request else None
+        self.forget()
+        return hit
+
+    def forget(self) -> None:
+        self._hit = self._hit_of = None
+
+    def _local_hit(self, request: Any) -> CacheHit:
+        if self._hit_of is not request or self._hit is None:
+            self._hit = self._scheduler.look_up_local_prefix(request)
+            self._hit_of = request
+        return self._hit
+
+    def _agreed_hit(self, request: Any) -> int:
+        """Resident tokens on which all KV cache groups of a hybrid model agree."""
+        tokens: int = self._scheduler.kv_cache_manager.get_computed_blocks(request)[1]
+        return tokens - tokens % self.block_size
+
+    def _restorable(self, request: Any, resident: int) -> int | None:
+        connector = self._scheduler.connector
+        if connector is None or request.skip_reading_prefix_cache:
+            return 0
+        return connector.get_num_new_matched_tokens(request, resident)[0]  # type: ignore[no-any-return]

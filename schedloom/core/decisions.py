@@ -1,0 +1,54 @@
+"""What engine-side policies answer, and the record that is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Protocol
+
+Fact = int | float | str | bool
+_NO_FACTS: Mapping[str, Fact] = MappingProxyType({})
+
+
+class Verdict(IntEnum):
+    """Answers to an admission question, from the mildest to the strictest."""
+
+    ADMIT = 0
+    REJECT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """One policy's answer about one request.
+
+    ``reason`` is a short stable code in snake_case: it is shown in traces, counted, and told to the router.
+    ``facts`` are the numbers behind the answer.
+    """
+
+    verdict: Verdict
+    reason: str = ""
+    facts: Mapping[str, Fact] = field(default_factory=lambda: _NO_FACTS)
+
+    def __post_init__(self) -> None:
+        if self.verdict is not Verdict.ADMIT and not self.reason:
+            raise ValueError(f"{self.verdict.name} needs a reason: a short code such as 'no_usable_prefix'")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision of one policy, for logs, counters and timelines."""
+
+    request_id: str
+    policy: str
+    hook: str
+    verdict: str
+    reason: str
+    facts: Mapping[str, Fact]
+
+
+class DecisionSink(Protocol):
+    """Whoever wants to know of decisions."""
+
+    def record(self, decision: Decision) -> None: ...

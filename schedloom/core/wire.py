@@ -1,0 +1,73 @@
+"""What router and engines say to each other: the mark, the rejection and the engine's contract."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROTOCOL_VERSION = 1
+
+CONTRACT_PATH = "/schedloom/contract"
+
+RESERVED_PREFIX = "schedloom"
+"""Keys with this prefix in a request are the router's; what clients send under it is dropped."""
+
+LOCAL_ATTEMPT_KEY = "schedloom_local_attempt"
+"""Key in ``vllm_xargs`` (``SamplingParams.extra_args``) with value ``PROTOCOL_VERSION``: the router's mark."""
+
+REJECTION_PREFIX = "schedloom:rejected:"
+"""Start of the ``stop_reason`` of a request that was turned away; the policy's reason follows.
+
+A rejection has finish reason ``stop``, zero output tokens and this stop reason. A client's own stop string can never
+be taken for one, because a request that meets a stop string has output.
+"""
+
+
+def is_local_attempt(extra_args: dict[str, Any] | None) -> bool:
+    return bool(extra_args) and extra_args.get(LOCAL_ATTEMPT_KEY) == PROTOCOL_VERSION  # type: ignore[union-attr]
+
+
+class Role(str, Enum):
+    """What an engine does in prefill/decode serving."""
+
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+    BOTH = "both"
+    NONE = "none"
+
+
+class EngineContract(BaseModel):
+    """What an engine promises to the router, served at ``CONTRACT_PATH`` and read on every join and restart.
+
+    ``epoch`` differs after every start of the engine. ``kv_lease_seconds`` is how long a Prefiller keeps KV for a
+    Decoder that has not pulled it. ``data_parallel_size`` counts the ranks that this server reaches;
+    ``features`` are the names of the policies that are on.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    protocol: Literal[1] = PROTOCOL_VERSION
+    epoch: str = "declared"
+    role: Role
+    models: Annotated[list[str], Field(min_length=1)]
+    block_size: Annotated[int, Field(ge=1)]
+    prefix_caching: bool = True
+    kv_connector: str | None = None
+    kv_lease_seconds: Annotated[float, Field(gt=0)] | None = None
+    bidirectional_kv: bool = False
+    data_parallel_size: Annotated[int, Field(ge=1)] = 1
+    max_model_len: int | None = None
+    model_runner: Literal["v1", "v2"] | None = None
+    features: list[str] = []
+    engine_version: str | None = None
+    schedloom_version: str | None = None
+
+    @property
+    def can_prefill(self) -> bool:
+        return self.role in (Role.PRODUCER, Role.BOTH)
+
+    @property
+    def can_decode(self) -> bool:
+        return self.role in (Role.CONSUMER, Role.BOTH)
