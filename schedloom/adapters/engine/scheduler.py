@@ -53,9 +53,12 @@ class PolicyScheduler(_Base):
             return False
         return self._admissions.may_proceed(request)
 
-    def _get_local_prefix_cache_hit(self, request: Any, **limits: Any) -> Any:
-        hit = self._view.take_hit(request) if not limits else None
-        return hit if hit is not None else super()._get_local_prefix_cache_hit(request, **limits)
+    def _get_local_prefix_cache_hit(self, request: Any, *limits: Any, **named_limits: Any) -> Any:
+        hit = self._view.take_hit(request)
+        limited = any(limit is not None for limit in (*limits, *named_limits.values()))
+        if hit is None or limited:
+            return super()._get_local_prefix_cache_hit(request, *limits, **named_limits)
+        return hit
 
     def look_up_local_prefix(self, request: Any) -> Any:
         """vLLM's own look-up: blocks, tokens, shared-prefix boundary, whether cache groups disagree."""

@@ -1,0 +1,89 @@
+"""A4, A7, C4: which scheduler class an engine gets."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.config.scheduler import SchedulerConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from schedloom.adapters.engine import selection
+from schedloom.adapters.engine.scheduler import PolicyScheduler
+from schedloom.core.errors import ConfigurationError
+from tests.adapters.engine.harness import make_scheduler, vllm_config
+
+ON = {"scheduler_config": {"decoder_append_prefill_enable": True}}
+OFF = {"scheduler_config": {"decoder_append_prefill_enable": False}}
+
+
+class UsersOwn(Scheduler):
+    """A scheduler named by --scheduler-cls."""
+
+
+class ComposableUsersOwn(Scheduler):
+    schedloom_composable = True
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    stock = SchedulerConfig.get_scheduler_cls
+    selection.install()
+    yield
+    SchedulerConfig.get_scheduler_cls = stock
+
+
+def build(model: Path, additional: dict[str, Any], user_class: type | None = None, **config: Any) -> Any:
+    settings = vllm_config(model, additional=additional, **config)
+    settings.scheduler_config.scheduler_cls = user_class
+    return make_scheduler(settings.scheduler_config.get_scheduler_cls(), settings)
+
+
+@pytest.mark.parametrize("additional", [{}, OFF, {"other": 1}])
+def test_off_is_vllms_own_class(model: Path, asynchronous: bool, additional: dict[str, Any]) -> None:
+    scheduler = build(model, additional, asynchronous=asynchronous)
+    assert type(scheduler) is (AsyncScheduler if asynchronous else Scheduler)
+
+
+@pytest.mark.parametrize("additional", [{}, OFF])
+def test_off_leaves_the_users_class(model: Path, additional: dict[str, Any]) -> None:
+    assert type(build(model, additional, UsersOwn)) is UsersOwn
+
+
+def test_the_switch_alone_selects_the_matching_class(model: Path, asynchronous: bool) -> None:
+    scheduler = build(model, ON, asynchronous=asynchronous)
+    base = AsyncScheduler if asynchronous else Scheduler
+    assert isinstance(scheduler, PolicyScheduler)
+    assert isinstance(scheduler, base)
+    assert isinstance(scheduler, AsyncScheduler) is asynchronous
+
+
+def test_on_refuses_the_users_class(model: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--scheduler-cls names UsersOwn: drop one of the two"):
+        build(model, ON, UsersOwn)
+
+
+def test_on_accepts_a_class_that_declares_itself_composable(model: Path) -> None:
+    scheduler = build(model, ON, ComposableUsersOwn)
+    assert isinstance(scheduler, PolicyScheduler)
+    assert isinstance(scheduler, ComposableUsersOwn)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"role": "kv_producer"}, "role is 'producer'"),
+        ({"role": None}, "role is 'none'"),
+        ({"prefix_caching": False}, "--enable-prefix-caching"),
+    ],
+)
+def test_an_engine_that_cannot_carry_the_policy_is_refused(model: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        build(model, ON, **config)
+
+
+def test_installing_twice_wraps_once() -> None:
+    once = SchedulerConfig.get_scheduler_cls
+    selection.install()
+    assert SchedulerConfig.get_scheduler_cls is once

@@ -1,0 +1,108 @@
+"""C1, C3: policies are composed from configuration, and what does not fit is refused in one sentence."""
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from schedloom import Policy, hookimpl
+from schedloom.core.composition import PolicyChoice, compose
+from schedloom.core.decisions import Admission, Verdict
+from schedloom.core.errors import ConfigurationError
+from schedloom.core.registry import Registry
+
+
+class Few(Policy):
+    """Names only one of the hook's two arguments."""
+
+    name = "few"
+
+    @hookimpl
+    def admit(self, view: object) -> Admission:
+        return Admission(Verdict.REJECT, "seen", {"view": str(view)})
+
+
+class Misspelled(Policy):
+    name = "misspelled"
+
+    @hookimpl
+    def admitt(self, request: object) -> None: ...
+
+
+class WrongArgument(Policy):
+    name = "wrong_argument"
+
+    @hookimpl
+    def admit(self, requests: object) -> None: ...
+
+
+class FakeRegistry(Registry):
+    def __init__(self, policies: Mapping[str, type[Policy]]) -> None:
+        super().__init__([])
+        self.policies = policies
+
+    def load(self, name: str) -> type[Policy]:
+        return self.policies[name]
+
+
+FAKES = FakeRegistry({policy.name: policy for policy in (Few, Misspelled, WrongArgument)})
+
+
+def choice(name: str, **settings: Any) -> PolicyChoice:
+    return PolicyChoice.model_validate({"name": name, **settings})
+
+
+def test_a_hook_is_called_with_the_arguments_it_names() -> None:
+    (hook,) = compose([choice("few")], FAKES).of("admit")
+    assert hook.policy == "few"
+    assert hook.call("the request", "the view").facts == {"view": "the view"}
+
+
+def test_a_hook_that_nobody_implements_costs_nothing() -> None:
+    assert compose([choice("few")], FAKES).of("screen") == ()
+    assert compose([]).hooks == {}
+
+
+def test_order_in_configuration_changes_nothing() -> None:
+    one = compose([choice("session_owner"), choice("append_prefill")])
+    other = compose([choice("append_prefill"), choice("session_owner")])
+    assert one.names == other.names == ["append_prefill", "session_owner"]
+
+
+def test_settings_reach_the_policy() -> None:
+    policies = compose([choice("append_prefill", max_append_tokens=77)])
+    assert policies.policies[0].settings.max_append_tokens == 77
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ([choice("append_prefill"), choice("append_prefill")], "named 2 times"),
+        ([choice("append_prefill", max_apend_tokens=1)], "unknown key 'max_apend_tokens'; did you mean 'max_append_tokens'"),
+        ([choice("append_prefill", max_append_tokens=0)], "max_append_tokens: Input should be greater than or equal to 1"),
+        ([choice("session_owner", anything=1)], "unknown key 'anything'; known are: none"),
+    ],
+)
+def test_unfitting_choices_are_refused(choices: list[PolicyChoice], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        compose(choices)
+
+
+def test_a_misspelled_hook_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="'misspelled'.*admitt"):
+        compose([choice("misspelled")], FAKES)
+
+
+def test_an_argument_that_the_hook_does_not_have_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="'wrong_argument'.*requests"):
+        compose([choice("wrong_argument")], FAKES)
+
+
+def test_a_rejection_needs_a_reason() -> None:
+    with pytest.raises(ValueError, match="REJECT needs a reason"):
+        Admission(Verdict.REJECT)
+
+
+def test_entry_points_are_not_imported_before_they_are_asked_for() -> None:
+    Registry([EntryPoint("x", "no_such_module:X", "schedloom.policies")]).names()

@@ -1,0 +1,28 @@
+"""A7: an engine that cannot carry a policy is refused in a sentence that says what to change."""
+
+import pytest
+
+from schedloom.core.errors import ConfigurationError
+from schedloom.core.requirements import check_requirements
+from schedloom.core.wire import EngineContract, Role
+from schedloom.policies.append_prefill import AppendPrefill
+
+
+def engine(role: Role, prefix_caching: bool = True) -> EngineContract:
+    return EngineContract(role=role, models=["m"], block_size=16, prefix_caching=prefix_caching)
+
+
+@pytest.mark.parametrize("role", [Role.CONSUMER, Role.BOTH])
+def test_a_decoder_carries_append_prefill(role: Role) -> None:
+    check_requirements([AppendPrefill()], engine(role))
+
+
+@pytest.mark.parametrize("role", [Role.PRODUCER, Role.NONE])
+def test_another_role_is_refused(role: Role) -> None:
+    with pytest.raises(ConfigurationError, match=f"role is '{role.value}'.*kv_consumer"):
+        check_requirements([AppendPrefill()], engine(role))
+
+
+def test_prefix_caching_off_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--enable-prefix-caching"):
+        check_requirements([AppendPrefill()], engine(Role.CONSUMER, prefix_caching=False))

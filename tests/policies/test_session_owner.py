@@ -1,0 +1,51 @@
+"""A2: follow-up turns go to the Decoder instance and rank that served the turn before."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from schedloom.core.routing import Attempt, Route, RouteRequest, SessionOwner
+from schedloom.core.wire import EngineContract, Role
+from schedloom.policies.session_owner import SessionOwnerRouting
+
+
+@dataclass
+class Worker:
+    name: str
+    contract: EngineContract
+    in_flight: int = 0
+
+
+def decoder(name: str, epoch: str) -> Worker:
+    return Worker(name, EngineContract(role=Role.CONSUMER, models=["m"], block_size=16, epoch=epoch))
+
+
+@dataclass
+class Fleet:
+    decoders: list[Worker] = field(default_factory=lambda: [decoder("d0", "first"), decoder("d1", "first")])
+    prefillers: list[Worker] = field(default_factory=list)
+
+
+REQUEST = RouteRequest("r", "m", "session", 1000, splittable=True)
+OWNER = SessionOwner("d1", "first", rank=3)
+
+
+def plan(request: RouteRequest, owner: SessionOwner | None) -> list[Attempt] | None:
+    return SessionOwnerRouting().plan_route(request, owner, Fleet())
+
+
+def test_the_owner_and_its_rank_are_tried_first() -> None:
+    assert plan(REQUEST, OWNER) == [Attempt(Route.APPEND, worker="d1", rank=3)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "owner"),
+    [
+        (REQUEST, None),
+        (replace(REQUEST, splittable=False), OWNER),
+        (REQUEST, replace(OWNER, worker="gone")),
+        (REQUEST, replace(OWNER, epoch="before its restart")),
+    ],
+)
+def test_no_attempt_without_a_living_owner(request_: RouteRequest, owner: SessionOwner | None) -> None:
+    assert plan(request_, owner) is None
