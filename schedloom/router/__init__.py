@@ -1,0 +1,1 @@
+"""The prefill/decode router: an ASGI application in front of Prefillers and Decoders."""

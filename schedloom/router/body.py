@@ -1,0 +1,107 @@
+"""A generation request's body: read once, then written for each kind of attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from schedloom.core.wire import LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
+from schedloom.router.guard import CONVERSATION_KEY, EXTRA_ARGUMENTS, parse_object, without_guarded_keys
+
+_REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+_NOT_FOR_PREFILLERS = frozenset(
+    {
+        "stream_options",
+        "min_tokens",
+        "stop",
+        "stop_token_ids",
+        "logprobs",
+        "top_logprobs",
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structural_tag",
+        "return_token_ids",
+    }
+)
+
+
+class GenerationBody:
+    """What a client asked for, without what it may not ask.
+
+    ``raw`` are the client's own bytes wherever nothing had to be removed. ``conversation`` is its
+    ``conversation_id`` where that is a string with content. Raises Failure (400) for a body that cannot be
+    understood.
+    """
+
+    __slots__ = ("conversation", "fields", "raw")
+
+    def __init__(self, raw: bytes) -> None:
+        fields = parse_object(raw)
+        conversation = fields.get(CONVERSATION_KEY)
+        self.conversation = conversation if isinstance(conversation, str) and conversation else None
+        self.fields, self.raw = without_guarded_keys(fields, raw)
+
+    @property
+    def model(self) -> str:
+        model = self.fields.get("model")
+        return model if isinstance(model, str) else ""
+
+    @property
+    def streaming(self) -> bool:
+        return self.fields.get("stream") is True
+
+    @property
+    def splittable(self) -> bool:
+        """Whether one transfer of KV can serve it."""
+        get = self.fields.get
+        several = any(get(key) not in (None, 1) for key in ("n", "best_of"))
+        of_the_prompt = get("prompt_logprobs") is not None or bool(get("echo"))
+        unusual = bool(get("use_beam_search")) or get("prompt_embeds") is not None or get("max_tokens") == 0
+        return not (several or of_the_prompt or unusual or _is_several_prompts(get("prompt")))
+
+    def for_prefiller(self) -> bytes:
+        """A request that computes the prompt's KV, keeps it for a Decoder and stops after one token.
+
+        End-of-sequence is ignored, because a Prefiller hands over KV only of a request that its length limit
+        ended.
+        """
+        fields = {key: value for key, value in self.fields.items() if key not in _NOT_FOR_PREFILLERS}
+        fields.update(max_tokens=1, stream=False, n=1, ignore_eos=True, kv_transfer_params=_REMOTE_DECODE)
+        if "max_completion_tokens" in fields:
+            fields["max_completion_tokens"] = 1
+        return orjson.dumps(fields)
+
+    def for_decoder(self, transfer_parameters: dict[str, Any]) -> bytes:
+        """The client's request, with the KV that a Prefiller has ready for it."""
+        return self._with("kv_transfer_params", transfer_parameters)
+
+    def for_local_attempt(self) -> bytes:
+        """The client's request, marked: the Decoder may turn it away when it holds no usable prefix."""
+        mark = {LOCAL_ATTEMPT_KEY: PROTOCOL_VERSION}
+        own = self.fields.get(EXTRA_ARGUMENTS)
+        if own is None:
+            return self._with(EXTRA_ARGUMENTS, mark)
+        return orjson.dumps({**self.fields, EXTRA_ARGUMENTS: {**own, **mark}})
+
+    def _with(self, key: str, value: dict[str, Any]) -> bytes:
+        """``raw`` with one more key at its end; the key must not be there yet."""
+        end = self.raw.rindex(b"}")
+        comma = b"," if self.fields else b""
+        return b'%b%b"%b":%b}' % (self.raw[:end], comma, key.encode(), orjson.dumps(value))
+
+
+def _is_several_prompts(prompt: object) -> bool:
+    return isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)

@@ -1,0 +1,96 @@
+"""What engines must have in common before the router puts KV of one into another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from schedloom.core.wire import EngineContract, Role
+from schedloom.router.fleet import APPEND_FEATURE, Worker
+from schedloom.router.settings import RouterSettings
+
+Member = tuple[Worker, EngineContract]
+
+
+def complaint(newcomer: Member, others: Sequence[Member], settings: RouterSettings) -> str | None:
+    """The first reason why ``newcomer`` cannot serve beside ``others``, in a sentence that says what to
+    change.
+    """
+    return next(_complaints(newcomer, others, settings), None)
+
+
+def _complaints(newcomer: Member, others: Sequence[Member], settings: RouterSettings) -> Iterator[str]:
+    yield from _about_role(newcomer)
+    yield from _about_lease(newcomer, settings)
+    if settings.append_prefill:
+        yield from _about_append(newcomer)
+    for other in others:
+        yield from _about_pair(newcomer, other)
+
+
+def _about_role(member: Member) -> Iterator[str]:
+    worker, contract = member
+    if worker.settings.role == "prefill" and not contract.can_prefill:
+        yield (
+            f"{worker.origin} is configured to prefill, but its KV role is {contract.role.value}; "
+            f"start it with kv_role kv_producer or kv_both, or configure it to decode"
+        )
+    if worker.settings.role == "decode" and not contract.can_decode:
+        yield (
+            f"{worker.origin} is configured to decode, but its KV role is {contract.role.value}; "
+            f"start it with kv_role kv_consumer or kv_both, or configure it to prefill"
+        )
+    if contract.role is Role.NONE:
+        yield f"{worker.origin} has no KV connector; start it with --kv-transfer-config"
+
+
+def _about_lease(member: Member, settings: RouterSettings) -> Iterator[str]:
+    worker, contract = member
+    lease, handoff = contract.kv_lease_seconds, settings.handoff_timeout_seconds
+    if contract.can_prefill and lease is not None and lease < handoff:
+        yield (
+            f"{worker.origin} keeps KV for a Decoder for {lease:g} s only, less than handoff_timeout_seconds "
+            f"({handoff:g}), and KV that is pulled later is wrong; raise the engine's kv_lease_duration or "
+            f"lower handoff_timeout_seconds"
+        )
+
+
+def _about_append(member: Member) -> Iterator[str]:
+    worker, contract = member
+    if worker.settings.role == "prefill" or not contract.can_decode:
+        return
+    if not contract.prefix_caching:
+        yield (
+            f"decoder append-prefill is enabled, but {worker.origin} runs without prefix caching; start it "
+            f"with --enable-prefix-caching, or the router without --enable-decoder-append-prefill"
+        )
+    if APPEND_FEATURE not in contract.features:
+        yield (
+            f"decoder append-prefill is enabled, but {worker.origin} runs without it; start it with "
+            f'--additional-config \'{{"scheduler_config":{{"decoder_append_prefill_enable":true}}}}\', or '
+            f"the router without --enable-decoder-append-prefill"
+        )
+
+
+def _about_pair(newcomer: Member, other: Member) -> Iterator[str]:
+    (worker, contract), (neighbour, agreed) = newcomer, other
+    if set(contract.models) != set(agreed.models):
+        yield (
+            f"{worker.origin} serves {_listed(contract.models)}, but {neighbour.origin} serves "
+            f"{_listed(agreed.models)}; give every engine the same model and --served-model-name"
+        )
+    if contract.block_size != agreed.block_size:
+        yield (
+            f"{worker.origin} has KV blocks of {contract.block_size} tokens, but {neighbour.origin} has "
+            f"{agreed.block_size}, and KV moved between them would be wrong; start both with the same "
+            f"--block-size"
+        )
+    if contract.bidirectional_kv != agreed.bidirectional_kv:
+        on, off = (worker, neighbour) if contract.bidirectional_kv else (neighbour, worker)
+        yield (
+            f"bidirectional KV transfer is on in {on.origin} and off in {off.origin}, which makes requests "
+            f"wait for ever; set bidirectional_kv_xfer on both or on neither"
+        )
+
+
+def _listed(models: Iterable[str]) -> str:
+    return ", ".join(sorted(models))

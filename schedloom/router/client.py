@@ -1,0 +1,144 @@
+"""The router's HTTP client: keep-alive connections to engines, nothing between it and the sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+from collections import defaultdict
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from schedloom.router.connection import Connection, Exchange
+from schedloom.router.upstream import BrokenOff, ConnectFailed, TooLate, UpstreamRequest
+
+_IDLE_SECONDS = 4.0
+"""Engines close a connection that was idle for five seconds; leave before they do."""
+
+
+class _Origin(NamedTuple):
+    host: str
+    port: int
+    tls: bool
+    prefix: str
+    host_header: bytes
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(origin: str) -> _Origin:
+    parts = urlsplit(origin)
+    tls = parts.scheme == "https"
+    host = parts.hostname or ""
+    port = parts.port or (443 if tls else 80)
+    shown = f"[{host}]" if ":" in host else host
+    return _Origin(host, port, tls, parts.path.rstrip("/"), f"{shown}:{port}".encode())
+
+
+class HttpUpstream:
+    """``Upstream`` over sockets, one request at a time on each connection.
+
+    A kept connection that the engine closed before a byte of answer is replaced by a fresh one, once.
+    """
+
+    def __init__(self, connect_timeout: float = 5.0) -> None:
+        self._connect_timeout = connect_timeout
+        self._idle: dict[str, dict[Connection, None]] = defaultdict(dict)
+        self._open: set[Connection] = set()
+
+    async def send(self, request: UpstreamRequest) -> Exchange:
+        kept = self._take_idle(request.origin)
+        if kept is not None:
+            exchange = self._dispatch(kept, request)
+            try:
+                return await _answered(exchange)
+            except BrokenOff:
+                if exchange.started:
+                    raise
+        fresh = await self._connect(request)
+        return await _answered(self._dispatch(fresh, request))
+
+    async def close(self) -> None:
+        for connection in tuple(self._open):
+            connection.abort()
+
+    def _dispatch(self, connection: Connection, request: UpstreamRequest) -> Exchange:
+        if request.dispatch_by is not None and connection.loop.time() >= request.dispatch_by:
+            self._put_idle(request.origin, connection)
+            raise TooLate(f"{request.origin} was not reached in time")
+        return connection.send(request, _head(request))
+
+    def _take_idle(self, origin: str) -> Connection | None:
+        idle = self._idle[origin]
+        while idle:
+            connection, _ = idle.popitem()
+            if connection.is_open and connection.loop.time() - connection.idle_since < _IDLE_SECONDS:
+                return connection
+            connection.abort()
+        return None
+
+    def _put_idle(self, origin: str, connection: Connection) -> None:
+        connection.idle_since = connection.loop.time()
+        self._idle[origin][connection] = None
+
+    def _forget(self, origin: str, connection: Connection) -> None:
+        self._idle[origin].pop(connection, None)
+        self._open.discard(connection)
+
+    async def _connect(self, request: UpstreamRequest) -> Connection:
+        loop = asyncio.get_running_loop()
+        allowed = self._connect_timeout
+        if request.dispatch_by is not None:
+            allowed = min(allowed, request.dispatch_by - loop.time())
+        opening = loop.create_task(self._open_connection(request.origin))
+        try:
+            await asyncio.wait({opening}, timeout=allowed)
+        finally:
+            opening.cancel()
+        if opening.done() and not opening.cancelled():
+            return opening.result()
+        if request.dispatch_by is not None and loop.time() >= request.dispatch_by:
+            raise TooLate(f"{request.origin}: not connected in time")
+        raise ConnectFailed(f"{request.origin}: no connection within {allowed:g} s")
+
+    async def _open_connection(self, origin: str) -> Connection:
+        loop = asyncio.get_running_loop()
+        on_idle = functools.partial(self._put_idle, origin)
+        on_closed = functools.partial(self._forget, origin)
+        address = _parse(origin)
+        try:
+            _, connection = await loop.create_connection(
+                lambda: Connection(loop, on_idle, on_closed),
+                address.host,
+                address.port,
+                ssl=_tls_context() if address.tls else None,
+            )
+        except OSError as error:
+            raise ConnectFailed(f"{origin}: {error.strerror or error}") from error
+        self._open.add(connection)
+        return connection
+
+
+async def _answered(exchange: Exchange) -> Exchange:
+    try:
+        await exchange.head()
+    except BaseException:
+        exchange.close()
+        raise
+    return exchange
+
+
+@functools.cache
+def _tls_context() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _head(request: UpstreamRequest) -> bytes:
+    origin = _parse(request.origin)
+    lines = [
+        f"{request.method} {origin.prefix}{request.path} HTTP/1.1\r\nhost: ".encode(),
+        origin.host_header,
+    ]
+    for name, value in request.headers:
+        lines += (b"\r\n", name, b": ", value)
+    lines.append(b"\r\ncontent-length: %d\r\n\r\n" % len(request.body))
+    return b"".join(lines)

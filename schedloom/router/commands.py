@@ -1,0 +1,51 @@
+"""``schedloom route``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedloom.router.settings import read_file, router_settings
+
+
+def route(
+    prefill: Annotated[list[str] | None, typer.Option(help="A Prefiller's address; may be repeated.")] = None,
+    decode: Annotated[list[str] | None, typer.Option(help="A Decoder's address; may be repeated.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.  [default: 9000]")] = None,
+    enable_decoder_append_prefill: Annotated[
+        bool,
+        typer.Option(
+            "--enable-decoder-append-prefill",
+            help="Try follow-up turns of a session on the Decoder that holds its KV.",
+        ),
+    ] = False,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings; options win.")] = None,
+    wait: Annotated[float | None, typer.Option(help="Seconds to wait for engines.  [default: 0]")] = None,
+    log_level: Annotated[str, typer.Option(help="Least severe messages to log.")] = "INFO",
+) -> None:
+    """Route requests to Prefillers and Decoders.
+
+    Raises ConfigurationError for settings or engines that cannot be used as they stand.
+    """
+    from schedloom.router.serve import configure_logging, run
+
+    values = read_file(config) if config is not None else {}
+    values.update(_given(host=host, port=port, start_wait_seconds=wait))
+    if enable_decoder_append_prefill:
+        values["enable_decoder_append_prefill"] = True
+    named = _workers(prefill or [], "prefill") + _workers(decode or [], "decode")
+    if named or "workers" not in values:
+        values["workers"] = named
+    configure_logging(log_level.upper())
+    run(router_settings(values))
+
+
+def _given(**options: object) -> dict[str, object]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _workers(urls: list[str], role: str) -> list[dict[str, str]]:
+    return [{"url": url, "role": role} for url in urls]

@@ -1,0 +1,222 @@
+"""One HTTP/1.1 client connection, and the answer that travels on it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import httptools
+
+from schedloom.router.upstream import BrokenOff, Header, TimedOut, UpstreamError, UpstreamRequest
+
+_READ_AHEAD = 256 * 1024
+
+
+class Exchange:
+    """A request under way: its answer as far as it has arrived."""
+
+    def __init__(self, connection: Connection, request: UpstreamRequest) -> None:
+        self.status = 0
+        self.headers: list[Header] = []
+        self._connection = connection
+        self._request = request
+        self._loop = connection.loop
+        self._waiter: asyncio.Future[None] | None = None
+        self._chunks: list[bytes] = []
+        self._buffered = 0
+        self._head_complete = False
+        self._complete = False
+        self._error: UpstreamError | None = None
+        self._last_activity = self._loop.time()
+        self._timer = self._loop.call_later(request.first_byte_timeout, self._check_silence)
+
+    async def head(self) -> None:
+        while not self._head_complete:
+            await self._progress()
+
+    async def read(self) -> bytes:
+        while not self._chunks and not self._complete:
+            await self._progress()
+        chunks, self._chunks = self._chunks, []
+        if self._buffered > _READ_AHEAD:
+            self._connection.resume()
+        self._buffered = 0
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        if not self._complete:
+            self._connection.abort()
+
+    async def _progress(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _check_silence(self) -> None:
+        allowed = self._request.silence_timeout if self._head_complete else self._request.first_byte_timeout
+        left = self._last_activity + allowed - self._loop.time()
+        if self._chunks:
+            left = allowed
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._check_silence)
+        else:
+            self.fail(TimedOut(f"{self._request.origin} was silent for {allowed:g} s"))
+            self._connection.abort()
+
+    # Called by the connection.
+
+    @property
+    def started(self) -> bool:
+        return self.status != 0
+
+    @property
+    def until_close(self) -> bool:
+        """Whether the answer's length is told by the end of the connection only."""
+        framed = (b"content-length", b"transfer-encoding")
+        return self._head_complete and not any(name in framed for name, _ in self.headers)
+
+    def head_arrived(self, status: int) -> None:
+        if status < 200:
+            self.headers.clear()
+            return
+        self.status = status
+        self._head_complete = True
+        self._last_activity = self._loop.time()
+        self._wake()
+
+    def body_arrived(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._buffered += len(data)
+        self._last_activity = self._loop.time()
+        if self._buffered > _READ_AHEAD:
+            self._connection.pause()
+        self._wake()
+
+    def finish(self) -> None:
+        self._complete = True
+        self._timer.cancel()
+        self._wake()
+
+    def fail(self, error: UpstreamError) -> None:
+        if self._complete or self._error is not None:
+            return
+        self._error = error
+        self._timer.cancel()
+        self._wake()
+
+
+class Connection(asyncio.Protocol):
+    """A connection to one engine.
+
+    ``on_idle`` is called whenever it is ready for another request, ``on_closed`` once at its end.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_idle: Callable[[Connection], None],
+        on_closed: Callable[[Connection], None],
+    ) -> None:
+        self.loop = loop
+        self.idle_since = 0.0
+        self._on_idle = on_idle
+        self._on_closed = on_closed
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._exchange: Exchange | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, request: UpstreamRequest, head: bytes) -> Exchange:
+        assert self._transport is not None and self._exchange is None
+        self._exchange = exchange = Exchange(self, request)
+        if request.body:
+            self._transport.writelines((head, request.body))
+        else:
+            self._transport.write(head)
+        return exchange
+
+    def pause(self) -> None:
+        if self.is_open:
+            self._transport.pause_reading()  # type: ignore[union-attr]
+
+    def resume(self) -> None:
+        if self.is_open:
+            self._transport.resume_reading()  # type: ignore[union-attr]
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        tcp = transport.get_extra_info("socket")
+        if tcp is not None and tcp.family in (socket.AF_INET, socket.AF_INET6):
+            tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._break(BrokenOff(f"answer is not HTTP: {error}"))
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_closed(self)
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if exc is None and exchange.until_close:
+            exchange.finish()
+        else:
+            exchange.fail(BrokenOff(f"connection lost: {exc or 'closed by the engine'}"))
+
+    # httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._exchange is not None:
+            self._exchange.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._exchange is None:
+            self.abort()
+        else:
+            self._exchange.head_arrived(self._parser.get_status_code())
+
+    def on_body(self, data: bytes) -> None:
+        if self._exchange is not None:
+            self._exchange.body_arrived(data)
+
+    def on_message_complete(self) -> None:
+        exchange = self._exchange
+        if exchange is None or not exchange.started:
+            return
+        self._exchange = None
+        exchange.finish()
+        if self._parser.should_keep_alive() and self.is_open:
+            self.resume()
+            self._on_idle(self)
+        else:
+            self.abort()
+
+    def _break(self, error: UpstreamError) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.fail(error)
+        self.abort()

@@ -1,0 +1,46 @@
+"""Errors as clients see them, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+def error_body(status: int, message: str, code: str, param: str | None = None) -> bytes:
+    kind = _TYPES.get(status, "server_error")
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+class Failure(Exception):
+    """A request that ends in an error before any of its output reached the client.
+
+    Either the router's own error or an engine's, whose status and body are kept as they came.
+    """
+
+    def __init__(self, status: int, body: bytes, headers: Headers = ()) -> None:
+        super().__init__(status, body)
+        self.status = status
+        self.body = body
+        self.headers = headers
+
+    @classmethod
+    def own(cls, status: int, message: str, code: str, param: str | None = None) -> Failure:
+        return cls(status, error_body(status, message, code, param))
+
+    @property
+    def is_the_engines_fault(self) -> bool:
+        return self.status >= 500

@@ -1,0 +1,182 @@
+"""The engines: which there are, how they are, and who takes the next request."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+
+from schedloom.core.routing import SessionOwner
+from schedloom.core.wire import EngineContract
+from schedloom.router.failures import Failure
+from schedloom.router.settings import WorkerSettings
+
+APPEND_FEATURE = "append_prefill"
+
+
+class Health(Enum):
+    """READY: serves. SUSPECT: a connection to it just failed, it is being looked at; taken only when nobody
+    is ready. DOWN: not reachable. QUARANTINED: reachable, but it does not fit the fleet.
+    """
+
+    READY = "ready"
+    SUSPECT = "suspect"
+    DOWN = "down"
+    QUARANTINED = "quarantined"
+
+
+class Worker:
+    """One engine and what is under way on it, per data-parallel rank."""
+
+    def __init__(self, name: str, settings: WorkerSettings) -> None:
+        self.name = name
+        self.origin = settings.url
+        self.settings = settings
+        self.health = Health.DOWN
+        self.trouble = "not reached yet"
+        self.busy = [0]
+        self.lives = 0
+        self._contract: EngineContract | None = None
+        self._turn = 0
+
+    @property
+    def contract(self) -> EngineContract:
+        assert self._contract is not None, "only a worker that was reached has a contract"
+        return self._contract
+
+    @property
+    def known(self) -> bool:
+        return self._contract is not None
+
+    @property
+    def in_flight(self) -> int:
+        return sum(self.busy)
+
+    @property
+    def can_prefill(self) -> bool:
+        return self.settings.role != "decode" and self.contract.can_prefill
+
+    @property
+    def can_decode(self) -> bool:
+        return self.settings.role != "prefill" and self.contract.can_decode
+
+    @property
+    def takes_local_attempts(self) -> bool:
+        return APPEND_FEATURE in self.contract.features and self.contract.prefix_caching
+
+    def join(self, contract: EngineContract) -> None:
+        """It was reached and fits. Requests of an earlier life that still unwind count on the ranks they were
+        on.
+        """
+        missing = contract.data_parallel_size - len(self.busy)
+        self.busy.extend([0] * max(0, missing))
+        self._contract = contract
+        self.health = Health.READY
+        self.trouble = ""
+
+    def leave(self, health: Health, trouble: str) -> None:
+        self.suspect()
+        self.health = health
+        self.trouble = trouble
+
+    def suspect(self) -> None:
+        """It may have been restarted: for an engine that does not tell its epoch, a new life begins."""
+        if self.health is Health.READY:
+            self.health = Health.SUSPECT
+            self.lives += 1
+
+    def least_busy_rank(self) -> int:
+        ranks = range(self.contract.data_parallel_size)
+        self._turn += 1
+        return min(ranks, key=lambda rank: (self.busy[rank], (rank - self._turn) % len(ranks)))
+
+    def has_rank(self, rank: int) -> bool:
+        return 0 <= rank < self.contract.data_parallel_size
+
+    @contextmanager
+    def serving(self, rank: int) -> Iterator[None]:
+        """Counts one request, whichever way it ends."""
+        self.busy[rank] += 1
+        try:
+            yield
+        finally:
+            self.busy[rank] -= 1
+
+
+class Fleet:
+    """All engines, in the order of configuration."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = tuple(workers)
+        self._prefiller_turns = itertools.count()
+        self._decoder_turns = itertools.count()
+
+    @property
+    def prefillers(self) -> list[Worker]:
+        return [worker for worker in self._ready() if worker.can_prefill]
+
+    @property
+    def decoders(self) -> list[Worker]:
+        return [worker for worker in self._ready() if worker.can_decode]
+
+    @property
+    def serves(self) -> bool:
+        return bool(self.prefillers and self.decoders)
+
+    def find(self, name: str) -> Worker | None:
+        return next((worker for worker in self.workers if worker.name == name), None)
+
+    def owner_is_here(self, owner: SessionOwner) -> bool:
+        """Whether the instance lives, and still the life in which it served the session."""
+        worker = self.find(owner.worker)
+        if worker is None or worker.health is not Health.READY:
+            return False
+        return worker.contract.epoch == owner.epoch and worker.has_rank(owner.rank)
+
+    def choose_prefiller(self) -> Worker:
+        """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
+        able = [worker for worker in self._usable() if worker.can_prefill]
+        return _least_busy(able, "Prefiller", next(self._prefiller_turns))
+
+    def choose_decoder(self) -> Worker:
+        """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
+        able = [worker for worker in self._usable() if worker.can_decode]
+        return _least_busy(able, "Decoder", next(self._decoder_turns))
+
+    def require_decoder(self) -> None:
+        """Raises Failure (503) when there is nobody to hand a prefill over to."""
+        if not any(worker.can_decode for worker in self._usable()):
+            raise _nobody("Decoder")
+
+    def _ready(self) -> Iterator[Worker]:
+        return (worker for worker in self.workers if worker.health is Health.READY)
+
+    def _usable(self) -> Iterator[Worker]:
+        return (worker for worker in self.workers if worker.health in (Health.READY, Health.SUSPECT))
+
+
+def _least_busy(able: list[Worker], kind: str, turn: int) -> Worker:
+    if not able:
+        raise _nobody(kind)
+    start = turn % len(able)
+    return min(able[start:] + able[:start], key=_burden)
+
+
+def _burden(worker: Worker) -> tuple[bool, float]:
+    return worker.health is Health.SUSPECT, worker.in_flight / worker.contract.data_parallel_size
+
+
+def _nobody(kind: str) -> Failure:
+    return Failure.own(503, f"No {kind} is available.", f"no_{kind.lower()}")
+
+
+def build_fleet(settings: Sequence[WorkerSettings]) -> Fleet:
+    """Workers named for their role and place: the names are shown to clients, addresses are not."""
+    counts: dict[str, int] = {}
+    workers = []
+    for one in settings:
+        kind = {"prefill": "prefiller", "decode": "decoder", None: "engine"}[one.role]
+        workers.append(Worker(f"{kind}-{counts.setdefault(kind, 0)}", one))
+        counts[kind] += 1
+    return Fleet(workers)

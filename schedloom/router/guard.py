@@ -1,0 +1,92 @@
+"""What clients may not say: keys that belong to the router and the engines, wherever they hide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from schedloom.core.wire import RESERVED_PREFIX
+from schedloom.router.failures import Failure
+
+EXTRA_ARGUMENTS = "vllm_xargs"
+CONVERSATION_KEY = "conversation_id"
+_TRANSFER_KEYS = frozenset({"kv_transfer_params", "ec_transfer_params"})
+_CONSUMED_KEYS = frozenset({CONVERSATION_KEY, "request_id"})
+_ALONE_KEYS = frozenset({EXTRA_ARGUMENTS})
+_GUARDED_KEYS = _TRANSFER_KEYS | _CONSUMED_KEYS | _ALONE_KEYS
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object in ``raw``. Raises Failure (400) for anything else."""
+    try:
+        fields = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise Failure.own(400, f"The body is not valid JSON: {error}", "invalid_json") from None
+    if not isinstance(fields, dict):
+        raise Failure.own(400, "The body must be a JSON object.", "invalid_json")
+    return fields
+
+
+def without_guarded_keys(fields: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """``fields`` and ``raw`` as they may reach an engine; both are returned as they are when nothing is to be
+    removed.
+
+    Raises Failure (400) for a guarded key that is given twice, and for ``vllm_xargs`` that is not an object.
+    """
+    if not any(is_guarded(key) for key in fields):
+        return fields, raw
+    _refuse_duplicates(raw)
+    clean = {key: value for key, value in fields.items() if not _is_removed(key)}
+    if EXTRA_ARGUMENTS in clean:
+        _clean_extra_arguments(clean)
+    return (fields, raw) if clean == fields else (clean, orjson.dumps(clean))
+
+
+def is_guarded(key: str) -> bool:
+    return key in _GUARDED_KEYS or key.startswith(RESERVED_PREFIX)
+
+
+def _is_removed(key: str) -> bool:
+    return is_guarded(key) and key not in _ALONE_KEYS
+
+
+def _clean_extra_arguments(fields: dict[str, Any]) -> None:
+    extra = fields[EXTRA_ARGUMENTS]
+    if extra is None:
+        del fields[EXTRA_ARGUMENTS]
+        return
+    if not isinstance(extra, dict):
+        raise Failure.own(400, "vllm_xargs must be an object.", "invalid_type", EXTRA_ARGUMENTS)
+    fields[EXTRA_ARGUMENTS] = {
+        key: value
+        for key, value in extra.items()
+        if key not in _TRANSFER_KEYS and not key.startswith(RESERVED_PREFIX)
+    }
+
+
+def _refuse_duplicates(raw: bytes) -> None:
+    """A key given twice reads differently to different parsers: one of them could be shown what another
+    removed.
+    """
+
+    def checked(pairs: list[tuple[str, Any]]) -> None:
+        twice = _first_twice(key for key, _ in pairs if is_guarded(key))
+        if twice is not None:
+            raise Failure.own(400, f"The key {twice!r} is given twice.", "duplicate_key", twice)
+
+    try:
+        json.loads(raw, object_pairs_hook=checked)
+    except RecursionError:
+        raise Failure.own(400, "The body is nested too deeply.", "invalid_json") from None
+
+
+def _first_twice(keys: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            return key
+        seen.add(key)
+    return None

@@ -1,0 +1,201 @@
+"""Who is in the fleet: contracts read at start, again and again, and after every trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from pydantic import ValidationError
+
+from schedloom.core.composition import explain
+from schedloom.core.errors import ConfigurationError
+from schedloom.core.wire import CONTRACT_PATH, EngineContract
+from schedloom.router.checks import complaint
+from schedloom.router.fleet import Fleet, Health, Worker
+from schedloom.router.settings import RouterSettings
+from schedloom.router.upstream import (
+    ConnectFailed,
+    Header,
+    Upstream,
+    UpstreamError,
+    UpstreamRequest,
+    read_all,
+)
+
+log = logging.getLogger(__name__)
+
+_PAUSE_AT_START = 0.25
+_MISSES_ALLOWED = 2
+
+
+class Membership:
+    """Keeps ``fleet`` true to what the engines say of themselves."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        upstream: Upstream,
+        settings: RouterSettings,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._fleet = fleet
+        self._upstream = upstream
+        self._settings = settings
+        self._sleep = sleep
+        self._misses = dict.fromkeys(fleet.workers, 0)
+        self._looks: dict[Worker, asyncio.Task[None]] = {}
+        self._loop: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look at every engine, waiting for those that are still starting, then keep looking.
+
+        Raises ConfigurationError when an engine does not fit, or when no Prefiller or no Decoder is reached
+        in time.
+        """
+        rounds = 1 + int(self._settings.start_wait_seconds / _PAUSE_AT_START)
+        for left in reversed(range(rounds)):
+            await self.look_at_all()
+            self._refuse_misfits()
+            if all(worker.health is Health.READY for worker in self._fleet.workers):
+                break
+            if left:
+                await self._sleep(_PAUSE_AT_START)
+        self._refuse_gaps()
+        self._loop = asyncio.create_task(self._keep_looking())
+
+    async def close(self) -> None:
+        tasks = [*self._looks.values(), *([self._loop] if self._loop else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def suspect(self, worker: Worker) -> None:
+        """A request had trouble with ``worker``: look at it now."""
+        worker.suspect()
+        if worker not in self._looks:
+            task = self._looks[worker] = asyncio.create_task(self._look_at(worker))
+            task.add_done_callback(lambda _: self._looks.pop(worker, None))
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await self._sleep(self._settings.health_interval_seconds)
+            await self.look_at_all()
+
+    async def look_at_all(self) -> None:
+        """Bring every worker up to date."""
+        await asyncio.gather(*map(self._look_at, self._fleet.workers))
+
+    async def _look_at(self, worker: Worker) -> None:
+        try:
+            contract = await self._contract_of(worker)
+        except ConnectFailed as error:
+            self._missed(worker, str(error), at_once=True)
+        except UpstreamError as error:
+            self._missed(worker, str(error), at_once=False)
+        except ConfigurationError as error:
+            self._quarantine(worker, str(error))
+        else:
+            self._misses[worker] = 0
+            self._judge(worker, contract)
+
+    def _missed(self, worker: Worker, trouble: str, *, at_once: bool) -> None:
+        self._misses[worker] += 1
+        if not at_once and worker.known and self._misses[worker] <= _MISSES_ALLOWED:
+            worker.suspect()
+            return
+        if worker.health is not Health.DOWN:
+            log.warning("%s is down: %s", worker.name, trouble)
+        worker.leave(Health.DOWN, trouble)
+
+    def _judge(self, worker: Worker, contract: EngineContract) -> None:
+        others = [
+            (other, other.contract)
+            for other in self._fleet.workers
+            if other is not worker and other.health in (Health.READY, Health.SUSPECT)
+        ]
+        reason = complaint((worker, contract), others, self._settings)
+        if reason is not None:
+            self._quarantine(worker, reason)
+            return
+        if worker.known and worker.contract.epoch != contract.epoch:
+            log.info("%s was restarted", worker.name)
+        elif worker.health in (Health.DOWN, Health.QUARANTINED):
+            log.info("%s joins", worker.name)
+        worker.join(contract)
+
+    def _quarantine(self, worker: Worker, reason: str) -> None:
+        if worker.trouble != reason:
+            log.warning("%s is left out: %s", worker.name, reason)
+        worker.leave(Health.QUARANTINED, reason)
+
+    def _refuse_misfits(self) -> None:
+        for worker in self._fleet.workers:
+            if worker.health is Health.QUARANTINED:
+                raise ConfigurationError(worker.trouble)
+
+    def _refuse_gaps(self) -> None:
+        for kind, role, ready in (
+            ("Prefiller", "prefill", self._fleet.prefillers),
+            ("Decoder", "decode", self._fleet.decoders),
+        ):
+            if not ready:
+                raise ConfigurationError(_nobody_reached(kind, role, self._fleet))
+
+    async def _contract_of(self, worker: Worker) -> EngineContract:
+        """Raises UpstreamError when it cannot be asked, ConfigurationError when its answer cannot be used."""
+        status, body = await self._get(worker, CONTRACT_PATH)
+        if status == 200:
+            return _read_contract(worker, body)
+        if status != 404:
+            raise UpstreamError(f"{worker.origin} answers {CONTRACT_PATH} with status {status}")
+        declared = worker.settings.contract
+        if declared is None:
+            raise ConfigurationError(
+                f"{worker.origin} does not serve {CONTRACT_PATH}; install schedloom in it, or declare its "
+                f"contract under workers in the router's configuration"
+            )
+        status, _ = await self._get(worker, "/health")
+        if status != 200:
+            raise UpstreamError(f"{worker.origin} answers /health with status {status}")
+        return declared.model_copy(update={"epoch": f"{declared.epoch}-{worker.lives}"})
+
+    async def _get(self, worker: Worker, path: str) -> tuple[int, bytes]:
+        timeout = self._settings.health_timeout_seconds
+        request = UpstreamRequest(
+            worker.origin,
+            "GET",
+            path,
+            self._authorization(),
+            first_byte_timeout=timeout,
+            silence_timeout=timeout,
+        )
+        response = await self._upstream.send(request)
+        try:
+            return response.status, await read_all(response)
+        finally:
+            response.close()
+
+    def _authorization(self) -> list[Header]:
+        key = self._settings.engine_api_key
+        return [(b"authorization", b"Bearer " + key.get_secret_value().encode())] if key else []
+
+
+def _read_contract(worker: Worker, body: bytes) -> EngineContract:
+    try:
+        return EngineContract.model_validate_json(body)
+    except ValidationError as error:
+        raise ConfigurationError(
+            f"the contract of {worker.origin} cannot be read ({explain(error, EngineContract)}); run the "
+            f"same release of schedloom in the engines and in the router"
+        ) from error
+
+
+def _nobody_reached(kind: str, role: str, fleet: Fleet) -> str:
+    asked = [worker for worker in fleet.workers if worker.settings.role in (None, role)]
+    if not asked:
+        return f"no {kind} is configured; name one with --{role} URL"
+    troubles = "; ".join(worker.trouble for worker in asked if worker.trouble)
+    if not troubles:
+        return f"none of the engines can be a {kind}; name one that can with --{role} URL"
+    return f"no {kind} can be reached ({troubles}); start it, or correct its address"

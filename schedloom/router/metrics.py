@@ -1,0 +1,52 @@
+"""Counters and histograms. No label depends on what clients send."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """The router's figures, in a registry of their own.
+
+    Local attempts are counted when they end: ``attempts`` is always the sum of ``hit`` (the Decoder's answer
+    began), ``rejected`` (the Decoder turned it away) and ``error`` (anything else, clients that left early
+    included).
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "schedloom_router_requests",
+            "Requests that ended, by the route of the last attempt and by outcome.",
+            ["route", "outcome"],
+            registry=self.registry,
+        )
+        self.in_flight = Gauge("schedloom_router_in_flight", "Requests under way.", registry=self.registry)
+        self.local_attempts = Counter(
+            "schedloom_router_local_attempts", "Local attempts that ended.", registry=self.registry
+        )
+        self.local_results = Counter(
+            "schedloom_router_local_attempt_results",
+            "Local attempts by result.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.policy_errors = Counter(
+            "schedloom_router_policy_errors", "Exceptions in policies.", ["policy"], registry=self.registry
+        )
+        self.first_byte = Histogram(
+            "schedloom_router_time_to_first_byte_seconds",
+            "From a request's arrival to the first byte of its answer, by route.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+
+    def local_attempt(self, result: str) -> None:
+        self.local_attempts.inc()
+        self.local_results.labels(result).inc()
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,114 @@
+"""From a request to its answer: plan, attempt, fall through once, remember who served."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from schedloom.core.composition import PolicySet
+from schedloom.core.routing import Attempt, Route, SessionOwner
+from schedloom.router.attempts import Attempts, Target, new_request_id
+from schedloom.router.call import Call
+from schedloom.router.failures import Failure
+from schedloom.router.fleet import Fleet, Health
+from schedloom.router.metrics import Metrics
+from schedloom.router.relay import Outcome
+from schedloom.router.reply import Reply
+from schedloom.router.sessions import SessionStore
+
+log = logging.getLogger(__name__)
+
+_PLAIN = Attempt(Route.PREFILL_DECODE)
+
+
+class Pipeline:
+    """Serves calls. Raises Failure for a call that ends in an error before any output."""
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        fleet: Fleet,
+        sessions: SessionStore,
+        policies: PolicySet,
+        metrics: Metrics,
+    ) -> None:
+        self._attempts = attempts
+        self._fleet = fleet
+        self._sessions = sessions
+        self._planners = policies.of("plan_route")
+        self._metrics = metrics
+        self._complained: set[str] = set()
+
+    async def serve(self, call: Call, reply: Reply) -> Outcome:
+        owner = await self._owner(call)
+        reply.on_success = lambda: self._bind(call, reply)
+        if not call.body.splittable:
+            return await self._attempts.decode(call, reply)
+        attempt = self._cheapest(call, owner)
+        target = self._target(attempt)
+        if attempt.route is Route.DECODE:
+            return await self._attempts.decode(call, reply, target)
+        if attempt.route is Route.PREFILL_DECODE:
+            return await self._attempts.prefill_decode(call, reply, "pd", target)
+        if await self._append(call, reply, target) is Outcome.REJECTED:
+            return await self._attempts.prefill_decode(call, reply, "fallback")
+        return Outcome.SERVED if reply.succeeded else Outcome.BROKEN
+
+    async def _append(self, call: Call, reply: Reply, target: Target | None) -> Outcome:
+        """An engine's failure before any output counts as a rejection: the request can still go the ordinary
+        way.
+        """
+        result = "error"
+        try:
+            outcome = await self._attempts.append(
+                call, reply, target or Target.of(self._fleet.choose_decoder())
+            )
+            result = "rejected" if outcome is Outcome.REJECTED else "hit"
+            return outcome
+        except Failure as failure:
+            if not failure.is_the_engines_fault:
+                raise
+            return Outcome.REJECTED
+        finally:
+            self._metrics.local_attempt("hit" if reply.started else result)
+
+    async def _owner(self, call: Call) -> SessionOwner | None:
+        owner = await self._sessions.owner(call.key) if call.key is not None else None
+        return owner if owner is not None and self._fleet.owner_is_here(owner) else None
+
+    async def _bind(self, call: Call, reply: Reply) -> None:
+        if call.key is not None and reply.owner is not None:
+            await self._sessions.bind(call.key, reply.owner)
+
+    def _cheapest(self, call: Call, owner: SessionOwner | None) -> Attempt:
+        """The best attempt of all policies; ordinary prefill/decode when there is none."""
+        if not self._planners:
+            return _PLAIN
+        possible = filter(self._is_possible, self._planned(call, owner))
+        return min(possible, key=lambda attempt: attempt.expected_cost, default=_PLAIN)
+
+    def _planned(self, call: Call, owner: SessionOwner | None) -> Iterator[Attempt]:
+        request = call.route_request(new_request_id())
+        for planner in self._planners:
+            try:
+                yield from planner.call(request, owner, self._fleet) or ()
+            except Exception:
+                self._metrics.policy_errors.labels(planner.policy).inc()
+                if planner.policy not in self._complained:
+                    self._complained.add(planner.policy)
+                    log.exception("policy %s failed to plan a route; it is passed over", planner.policy)
+
+    def _is_possible(self, attempt: Attempt) -> bool:
+        """Whether the Decoder an attempt names is there and does what is asked of it."""
+        if attempt.worker is None:
+            return attempt.route is not Route.APPEND
+        worker = self._fleet.find(attempt.worker)
+        if worker is None or worker.health is not Health.READY or not worker.can_decode:
+            return False
+        if attempt.rank is not None and not worker.has_rank(attempt.rank):
+            return False
+        return attempt.route is not Route.APPEND or worker.takes_local_attempts
+
+    def _target(self, attempt: Attempt) -> Target | None:
+        worker = self._fleet.find(attempt.worker) if attempt.worker is not None else None
+        return None if worker is None else Target.of(worker, attempt.rank)

@@ -1,0 +1,107 @@
+"""The router as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from schedloom.core.errors import ConfigurationError
+from schedloom.router.app import RouterApp
+from schedloom.router.settings import RouterSettings
+
+_BACKLOG = 4096
+
+
+def run(settings: RouterSettings) -> None:
+    """Serve until SIGTERM or SIGINT; requests under way may then finish within ``shutdown_grace_seconds``.
+
+    Raises ConfigurationError when the router cannot start as configured.
+    """
+    uvloop.run(_serve(settings))
+
+
+async def _serve(settings: RouterSettings) -> None:
+    app = RouterApp(settings)
+    listener = listen(settings.host, settings.port)
+    try:
+        await app.start()
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
+        )
+        await _Server(config, address_of(settings.host, listener)).serve(sockets=[listener])
+    finally:
+        listener.close()
+        await app.close()
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, and ends by returning."""
+
+    def __init__(self, config: uvicorn.Config, address: str) -> None:
+        super().__init__(config)
+        self._address = address
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(f"schedloom router is ready on {self._address}", flush=True)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigurationError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigurationError(
+                f"port {port} of {host} is in use; stop what listens there, or choose another --port"
+            ) from error
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def address_of(host: str, listener: socket.socket) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}"
+
+
+def configure_logging(level: str = "INFO") -> None:
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

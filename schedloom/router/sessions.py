@@ -1,0 +1,74 @@
+"""Who owns a session: the Decoder that served its last successful turn."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from schedloom.core.routing import SessionOwner
+
+
+class SessionKey(NamedTuple):
+    """A session belongs to one tenant and one model; ids are equal only when they are equal to the letter."""
+
+    tenant: str
+    model: str
+    session: str
+
+
+class SessionStore(Protocol):
+    """Where ownership is kept."""
+
+    async def owner(self, key: SessionKey) -> SessionOwner | None: ...
+    async def bind(self, key: SessionKey, owner: SessionOwner) -> None: ...
+    async def release(self, key: SessionKey) -> None: ...
+
+
+class MemorySessions:
+    """Ownership in this process.
+
+    Holds at most ``capacity`` sessions, the least recently used go first; a session that was idle for longer
+    than ``idle_seconds`` of ``clock`` is forgotten.
+    """
+
+    def __init__(self, capacity: int, idle_seconds: float, clock: Callable[[], float]) -> None:
+        self._capacity = capacity
+        self._idle_seconds = idle_seconds
+        self._clock = clock
+        self._entries: OrderedDict[SessionKey, tuple[SessionOwner, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def owner(self, key: SessionKey) -> SessionOwner | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        owner, used = entry
+        if self._clock() - used > self._idle_seconds:
+            del self._entries[key]
+            return None
+        self._touch(key, owner)
+        return owner
+
+    async def bind(self, key: SessionKey, owner: SessionOwner) -> None:
+        self._touch(key, owner)
+        self._drop_idle()
+        while len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
+
+    async def release(self, key: SessionKey) -> None:
+        self._entries.pop(key, None)
+
+    def _touch(self, key: SessionKey, owner: SessionOwner) -> None:
+        self._entries[key] = (owner, self._clock())
+        self._entries.move_to_end(key)
+
+    def _drop_idle(self) -> None:
+        """The oldest stand first, so that each call pays only for what it drops."""
+        while self._entries:
+            oldest = next(iter(self._entries))
+            if self._clock() - self._entries[oldest][1] <= self._idle_seconds:
+                return
+            del self._entries[oldest]

@@ -1,0 +1,122 @@
+"""The router's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from schedloom.core.composition import PolicyChoice, explain
+from schedloom.core.errors import ConfigurationError
+from schedloom.core.wire import EngineContract
+
+OWNER_POLICY = "session_owner"
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is not an engine's address; write it as http://host:port")
+    if parts.query or parts.fragment or parts.username:
+        raise ValueError(f"{url!r} carries more than an address; write it as http://host:port")
+    return url.rstrip("/")
+
+
+class DeclaredContract(EngineContract):
+    """What an operator promises on behalf of an engine that does not serve a contract itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WorkerSettings(BaseModel):
+    """One engine.
+
+    ``role`` restricts what the router uses it for; without one the engine's own role decides. ``contract`` is
+    for an engine without schedloom.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: Annotated[str, AfterValidator(_checked_url)]
+    role: Literal["prefill", "decode"] | None = None
+    contract: DeclaredContract | None = None
+
+
+class RouterSettings(BaseModel):
+    """All that the router can be told. Times are in seconds, sizes in bytes.
+
+    ``handoff_timeout_seconds`` bounds the time between a Prefiller's answer and the dispatch of its Decoder;
+    it must stay below the engines' KV lease. ``first_byte_timeout_seconds`` covers queueing and prefill on an
+    engine, ``silence_timeout_seconds`` a pause within an answer. ``start_wait_seconds`` is how long a start
+    waits for engines. ``forward_authorization`` hands the client's Authorization header to the engines;
+    otherwise they see ``engine_api_key``, where set.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 9000
+    workers: Annotated[list[WorkerSettings], Field(min_length=1)]
+    policies: list[PolicyChoice] = []
+    enable_decoder_append_prefill: bool = False
+
+    connect_timeout_seconds: Seconds = 5.0
+    first_byte_timeout_seconds: Seconds = 600.0
+    silence_timeout_seconds: Seconds = 300.0
+    handoff_timeout_seconds: Seconds = 10.0
+    health_interval_seconds: Seconds = 5.0
+    health_timeout_seconds: Seconds = 5.0
+    start_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
+    shutdown_grace_seconds: Seconds = 30.0
+
+    session_capacity: Annotated[int, Field(ge=1)] = 100_000
+    session_idle_seconds: Seconds = 3600.0
+
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
+
+    engine_api_key: SecretStr | None = None
+    forward_authorization: bool = False
+
+    @property
+    def choices(self) -> list[PolicyChoice]:
+        """The routing policies that are on, switch and general form together."""
+        named = {choice.name for choice in self.policies}
+        if self.enable_decoder_append_prefill and OWNER_POLICY not in named:
+            return [PolicyChoice(name=OWNER_POLICY), *self.policies]
+        return list(self.policies)
+
+    @property
+    def append_prefill(self) -> bool:
+        """Whether local attempts may be made."""
+        return any(choice.name == OWNER_POLICY for choice in self.choices)
+
+
+def router_settings(values: Mapping[str, Any]) -> RouterSettings:
+    """Settings from plain values. Raises ConfigurationError with one sentence about the first that does not
+    fit.
+    """
+    try:
+        return RouterSettings.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigurationError(f"router configuration: {explain(error, RouterSettings)}") from error
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The values of a YAML or JSON file. Raises ConfigurationError when it cannot be read or is not a
+    mapping.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{path} must hold a mapping of router settings at its top level")
+    return values

@@ -1,0 +1,98 @@
+"""What the router needs of an HTTP client, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Header = tuple[bytes, bytes]
+
+
+class UpstreamError(Exception):
+    """An engine could not be reached, or broke off. The message is for logs."""
+
+
+class ConnectFailed(UpstreamError):
+    """No connection: the request cannot have reached the engine."""
+
+
+class BrokenOff(UpstreamError):
+    """The connection ended, or went against HTTP, before the answer was complete."""
+
+
+class TimedOut(UpstreamError):
+    """The engine stayed silent for longer than allowed."""
+
+
+class TooLate(UpstreamError):
+    """The request could not be dispatched before its ``dispatch_by``; it was not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    """One request to one engine.
+
+    ``origin`` is ``http://host:port`` with an optional path prefix. ``dispatch_by`` is an instant of the
+    event loop's clock after which the request must not be sent any more. Timeouts are in seconds.
+    """
+
+    origin: str
+    method: str
+    path: str
+    headers: Sequence[Header] = ()
+    body: bytes = b""
+    first_byte_timeout: float = 600.0
+    silence_timeout: float = 300.0
+    dispatch_by: float | None = None
+
+
+class UpstreamResponse(Protocol):
+    """An answer whose head has arrived."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Sequence[Header]:
+        """Names are in lower case."""
+        ...
+
+    async def read(self) -> bytes:
+        """All that has arrived since the last call, waiting for something; empty at the proper end of the
+        answer.
+
+        Raises BrokenOff or TimedOut when there will be no proper end.
+        """
+        ...
+
+    def close(self) -> None:
+        """Done with it. Closes the connection of an unfinished answer, which an engine takes as a
+        cancellation.
+        """
+        ...
+
+
+class Upstream(Protocol):
+    """A way to reach engines."""
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        """Dispatch ``request`` and wait for the head of its answer. Cancelling closes the connection.
+
+        Raises ConnectFailed, TooLate, BrokenOff or TimedOut.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+async def read_all(response: UpstreamResponse) -> bytes:
+    parts = []
+    while chunk := await response.read():
+        parts.append(chunk)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def header(headers: Sequence[Header], name: bytes) -> bytes | None:
+    """The first value of the header ``name``, which must be given in lower case."""
+    return next((value for key, value in headers if key == name), None)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from schedloom.router.app import RouterApp
+from schedloom.router.settings import RouterSettings, WorkerSettings, router_settings
+from tests.router.client import Client
+from tests.router.fakes import FakeEngine, FakeUpstream
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Bench:
+    """A router in front of fake engines, and a client of it."""
+
+    def __init__(self, engines: list[FakeEngine], settings: RouterSettings) -> None:
+        self.upstream = FakeUpstream(engines)
+        self.app = RouterApp(settings, self.upstream)
+        self.client = Client(self.app)
+        self.engines = engines
+
+    @property
+    def in_flight(self) -> list[int]:
+        return [worker.in_flight for worker in self.app.fleet.workers]
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.app.metrics.registry.get_sample_value(f"schedloom_router_{name}", labels) or 0.0
+
+    def seen(self) -> list[tuple[str, str]]:
+        """Every generation request that reached an engine, as (engine, kind)."""
+        return [(engine.origin, seen.path) for engine in self.engines for seen in engine.seen]
+
+
+Make = Callable[..., Awaitable[Bench]]
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Make]:
+    async with AsyncExitStack() as stack:
+
+        async def make(*engines: FakeEngine, append: bool = True, **settings: Any) -> Bench:
+            bench = Bench(list(engines), settings_for(engines, append, **settings))
+            await bench.app.start()
+            stack.push_async_callback(bench.app.close)
+            stack.callback(lambda: _all_quiet(bench))
+            return bench
+
+        yield make
+
+
+def settings_for(engines: Any, append: bool = True, **settings: Any) -> RouterSettings:
+    workers = [WorkerSettings(url=engine.origin) for engine in engines]
+    return router_settings({"workers": workers, "enable_decoder_append_prefill": append} | settings)
+
+
+def _all_quiet(bench: Bench) -> None:
+    assert bench.in_flight == [0] * len(bench.engines)
+    assert [engine.open for engine in bench.engines] == [0] * len(bench.engines)
+    assert bench.count("in_flight") == 0
+    results = ("hit", "rejected", "error")
+    assert bench.count("local_attempts_total") == sum(
+        bench.count("local_attempt_results_total", result=result) for result in results
+    )
