@@ -11,6 +11,9 @@ PROTOCOL_VERSION = 1
 
 CONTRACT_PATH = "/schedloom/contract"
 
+DECISION_HEADER = "x-schedloom-decision"
+"""Response header in which the router says how it served a request: append, pd, fallback or decode."""
+
 RESERVED_PREFIX = "schedloom"
 """Keys with this prefix in a request are the router's; what clients send under it is dropped."""
 

@@ -9,7 +9,6 @@ def register() -> None:
     Nothing is imported before vLLM calls this: it logs and skips a plug-in whose module fails to import, and an
     engine must rather not start than run without the policies that its operator asked for.
     """
-    from schedloom.adapters.engine import cpu, selection
+    from schedloom.adapters.engine import selection
 
     selection.install()
-    cpu.install()

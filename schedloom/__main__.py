@@ -1,0 +1,5 @@
+"""``python -m schedloom``."""
+
+from schedloom.cli import main
+
+main()
