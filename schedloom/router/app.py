@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import orjson
-from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from schedloom import __version__
 from schedloom.core.composition import compose
@@ -58,7 +57,7 @@ class RouterApp:
         policies = compose(settings.choices)
         self._pipeline = Pipeline(attempts, self.fleet, self.sessions, policies, self.metrics)
         self._created = int(time.time())
-        self._routes = Router(routes=self._route_table(), default=_not_found, redirect_slashes=False)
+        self._routes = self._route_table()
 
     async def start(self) -> None:
         """Raises ConfigurationError when the engines do not make a fleet."""
@@ -69,21 +68,23 @@ class RouterApp:
         await self._upstream.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._routes(scope, receive, send)
+        if scope["type"] != "http":
+            return
+        methods, endpoint = self._routes.get(scope["path"], ((), _not_found))
+        if methods and scope["method"] not in methods:
+            endpoint = _WrongMethod(methods)
+        await endpoint(scope, receive, send)
 
-    def _route_table(self) -> list[Route]:
-        generation = [Route(path, Generation(path, self), methods=["POST"]) for path in GENERATION_PATHS]
-        reading = {
+    def _route_table(self) -> dict[str, tuple[tuple[str, ...], ASGIApp]]:
+        pages = {
             "/v1/models": self._models,
             "/health": self._health,
             "/ready": self._ready,
             "/version": self._version,
             "/metrics": self._metrics_page,
         }
-        return generation + [
-            Route(path, _Page(content), methods=["GET"]) for path, content in reading.items()
-        ]
+        generation = {path: (("POST",), Generation(path, self)) for path in GENERATION_PATHS}
+        return generation | {path: (("GET", "HEAD"), _Page(content)) for path, content in pages.items()}
 
     def _models(self) -> _Content:
         ready = [worker for worker in self.fleet.workers if worker in self.fleet.decoders]
@@ -173,6 +174,18 @@ async def _crash(reply: Reply) -> None:
         await reply.break_off("The router failed.", "internal_error")
     else:
         await reply.fail(Failure.own(500, "The router failed.", "internal_error"))
+
+
+class _WrongMethod:
+    """Tells which methods there are."""
+
+    def __init__(self, methods: tuple[str, ...]) -> None:
+        self._methods = ", ".join(methods)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failure = Failure.own(405, f"The method must be {self._methods}.", "method_not_allowed")
+        failure.headers = [(b"allow", self._methods.encode())]
+        await Reply(send).fail(failure)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,7 +7,13 @@ from typing import Any
 import orjson
 
 from schedloom.core.wire import LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
-from schedloom.router.guard import CONVERSATION_KEY, EXTRA_ARGUMENTS, parse_object, without_guarded_keys
+from schedloom.router.guard import (
+    CONVERSATION_KEY,
+    EXTRA_ARGUMENTS,
+    parse_object,
+    without_guarded_keys,
+    written,
+)
 
 _REMOTE_DECODE = {
     "do_remote_decode": True,
@@ -82,7 +88,7 @@ class GenerationBody:
         fields.update(max_tokens=1, stream=False, n=1, ignore_eos=True, kv_transfer_params=_REMOTE_DECODE)
         if "max_completion_tokens" in fields:
             fields["max_completion_tokens"] = 1
-        return orjson.dumps(fields)
+        return written(fields)
 
     def for_decoder(self, transfer_parameters: dict[str, Any]) -> bytes:
         """The client's request, with the KV that a Prefiller has ready for it."""
@@ -94,7 +100,7 @@ class GenerationBody:
         own = self.fields.get(EXTRA_ARGUMENTS)
         if own is None:
             return self._with(EXTRA_ARGUMENTS, mark)
-        return orjson.dumps({**self.fields, EXTRA_ARGUMENTS: {**own, **mark}})
+        return written({**self.fields, EXTRA_ARGUMENTS: {**own, **mark}})
 
     def _with(self, key: str, value: dict[str, Any]) -> bytes:
         """``raw`` with one more key at its end; the key must not be there yet."""

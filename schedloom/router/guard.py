@@ -30,6 +30,14 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     return fields
 
 
+def written(fields: dict[str, Any]) -> bytes:
+    """Raises Failure (400) for what was nested too deeply to be written again."""
+    try:
+        return orjson.dumps(fields)
+    except orjson.JSONEncodeError:
+        raise Failure.own(400, "The body is nested too deeply.", "invalid_json") from None
+
+
 def without_guarded_keys(fields: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], bytes]:
     """``fields`` and ``raw`` as they may reach an engine; both are returned as they are when nothing is to be
     removed.
@@ -42,7 +50,7 @@ def without_guarded_keys(fields: dict[str, Any], raw: bytes) -> tuple[dict[str, 
     clean = {key: value for key, value in fields.items() if not _is_removed(key)}
     if EXTRA_ARGUMENTS in clean:
         _clean_extra_arguments(clean)
-    return (fields, raw) if clean == fields else (clean, orjson.dumps(clean))
+    return (fields, raw) if clean == fields else (clean, written(clean))
 
 
 def is_guarded(key: str) -> bool:

@@ -1,0 +1,99 @@
+"""Fake engines and routers on loopback sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from schedloom.router.serve import listen
+from tests.router.fakes import FakeEngine, Seen
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def served(app: ASGIApp) -> AsyncIterator[str]:
+    """The address at which ``app`` is served."""
+    listener = listen("127.0.0.1", 0)
+    config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+
+
+@asynccontextmanager
+async def raw_server(handler: Handler) -> AsyncIterator[str]:
+    """The address of a server that speaks whatever ``handler`` writes."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.ensure_future(_handled(handler, reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks)
+
+
+async def _handled(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+        await handler(reader, writer)
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+def asgi(engine: FakeEngine) -> ASGIApp:
+    """A fake engine as an application. Counts clients that leave as cancelled."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raw = await _body(receive)
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        work = asyncio.ensure_future(_answer(engine, Seen(scope["path"], headers, raw), send))
+        leaving = asyncio.ensure_future(receive())
+        await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            engine.cancelled += 1
+            work.cancel()
+        leaving.cancel()
+        if work.done():
+            await work
+
+    return app
+
+
+async def _body(receive: Receive) -> bytes:
+    raw = b""
+    while True:
+        message = await receive()
+        raw += bytes(message.get("body", b""))
+        if not message.get("more_body", False):
+            return raw
+
+
+async def _answer(engine: FakeEngine, seen: Seen, send: Send) -> None:
+    answer = await engine.answer(seen)
+    headers = [(b"content-type", answer.kind), *answer.headers]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    for step in answer.steps:
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, asyncio.Event):
+            await step.wait()
+        else:
+            await send({"type": "http.response.body", "body": step, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

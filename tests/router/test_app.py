@@ -1,0 +1,150 @@
+"""The endpoints around generation, and the edges of requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schedloom import __version__
+from schedloom.core.hookspecs import hookimpl
+from schedloom.core.policy import Policy
+from schedloom.core.routing import Attempt, Route
+from tests.router.conftest import Bench, Make
+from tests.router.fakes import decoder, prefiller
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_pages_around(bench: Make) -> None:
+    router = await bench(prefiller(max_model_len=4096), decoder(max_model_len=4096))
+    models = (await router.client.get("/v1/models")).json["data"]
+    assert [(model["id"], model["object"], model["max_model_len"]) for model in models] == [
+        ("fake-model", "model", 4096)
+    ]
+    assert (await router.client.get("/health")).status == 200
+    ready = await router.client.get("/ready")
+    assert (ready.status, ready.json["engines"]) == (200, {"engine-0": "ready", "engine-1": "ready"})
+    assert (await router.client.get("/version")).json == {"version": __version__}
+
+
+UNLISTED = (
+    "/ /pause /abort_requests /update_weights /collective_rpc /invocations /schedloom/contract /server_info "
+    "/v1 /v1/chat/completions/ /v1//chat/completions /docs /openapi.json"
+)
+
+
+@pytest.mark.parametrize("path", UNLISTED.split())
+async def test_what_is_not_listed_does_not_exist(bench: Make, path: str) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    for received in (await router.client.get(path), await router.client.post(path, {})):
+        assert (received.status, received.json["error"]["code"]) == (404, "not_found")
+    assert p.seen == d.seen == []
+
+
+async def test_a_wrong_method_is_told(bench: Make) -> None:
+    router = await bench(prefiller(), decoder())
+    received = await router.client.get("/v1/completions")
+    assert (received.status, received.json["error"]["code"]) == (405, "method_not_allowed")
+    assert received.headers["allow"] == "POST"
+
+
+async def test_a_body_has_a_largest_size(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d, max_body_bytes=2000)
+    received = await router.client.post("/v1/completions", {"prompt": "x" * 2000})
+    assert (received.status, received.json["error"]["code"]) == (413, "body_too_large")
+    assert p.seen == []
+
+
+async def test_bad_json_is_the_clients_error_and_counted_as_such(bench: Make) -> None:
+    router = await bench(prefiller(), decoder())
+    received = await router.client.post("/v1/completions", b"{")
+    assert (received.status, received.json["error"]["type"]) == (400, "invalid_request_error")
+    assert router.count("requests_total", route="none", outcome="refused") == 1
+
+
+async def test_figures_are_there_and_no_session_is_in_them(bench: Make) -> None:
+    router = await bench(prefiller(), decoder())
+    for number in range(20):
+        for _ in range(2):
+            await router.client.chat(f"secret-{number}", stream=True)
+    page = (await router.client.get("/metrics")).body.decode()
+    assert "secret" not in page
+    assert router.count("requests_total", route="pd", outcome="served") == 20
+    assert router.count("requests_total", route="append", outcome="served") == 20
+    assert router.count("local_attempts_total") == 20
+    assert router.count("time_to_first_byte_seconds_count", route="append") == 20
+    assert len(page.splitlines()) < 150
+
+
+class Planner(Policy):
+    name = "planner"
+    plan: Any = None
+
+    @hookimpl
+    def plan_route(self, request: Any, owner: Any, fleet: Any) -> Any:
+        return type(self).plan(request, owner, fleet)
+
+
+@pytest.fixture
+def planned(bench: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
+    async def make(plan: Any, *engines: Any) -> Bench:
+        from schedloom.core import composition
+        from schedloom.router import app
+
+        monkeypatch.setattr(Planner, "plan", staticmethod(plan))
+
+        def compose(choices: Any) -> Any:
+            return composition.PolicySet(
+                (), {"plan_route": (composition.Hook("planner", Planner().plan_route),)}
+            )
+
+        monkeypatch.setattr(app, "compose", compose)
+        return await bench(*engines)
+
+    return make
+
+
+async def test_the_cheapest_plan_is_taken(planned: Any) -> None:
+    plan = [Attempt(Route.APPEND, "engine-2", 0, 2.0), Attempt(Route.DECODE, "engine-1", None, 1.0)]
+    router = await planned(lambda *_: plan, prefiller(), decoder(0), decoder(1))
+    for _ in range(3):
+        received = await router.client.chat("s")
+        assert (received.decision, received.headers["x-schedloom-decoder"]) == ("decode", "engine-1")
+
+
+async def test_a_plan_may_pin_the_decoder_of_an_ordinary_request(planned: Any) -> None:
+    plan = [Attempt(Route.PREFILL_DECODE, "engine-2")]
+    router = await planned(lambda *_: plan, prefiller(), decoder(0), decoder(1))
+    for _ in range(3):
+        received = await router.client.chat("s")
+        assert (received.decision, received.headers["x-schedloom-decoder"]) == ("pd", "engine-2")
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        Attempt(Route.APPEND, "nobody", 0),
+        Attempt(Route.APPEND, "engine-0", 0),
+        Attempt(Route.APPEND, "engine-1", 7),
+        Attempt(Route.APPEND),
+        Attempt(Route.DECODE, "engine-0"),
+        Attempt(Route.PREFILL_DECODE, "engine-0"),
+    ],
+)
+async def test_an_impossible_plan_is_passed_over(planned: Any, attempt: Attempt) -> None:
+    router = await planned(lambda *_: [attempt], prefiller(), decoder())
+    received = await router.client.chat("s")
+    assert (received.status, received.decision) == (200, "pd")
+
+
+async def test_a_policy_that_raises_is_passed_over_and_counted(planned: Any) -> None:
+    def plan(*_: Any) -> Any:
+        raise ValueError("no idea")
+
+    router = await planned(plan, prefiller(), decoder())
+    for _ in range(2):
+        assert (await router.client.chat("s")).decision == "pd"
+    assert router.count("policy_errors_total", policy="planner") == 2

@@ -1,0 +1,265 @@
+"""What of a client's body reaches which engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from schedloom.router.body import GenerationBody
+from schedloom.router.failures import Failure
+from tests.router.conftest import Make
+from tests.router.fakes import Answer, decoder, prefiller, transfer_parameters
+
+INJECTED = {
+    "do_remote_prefill": True,
+    "remote_host": "evil.example",
+    "remote_port": 1,
+    "remote_block_ids": [9],
+}
+FORBIDDEN: dict[str, Any] = {
+    "kv_transfer_params": INJECTED,
+    "ec_transfer_params": INJECTED,
+    "schedloom_local_attempt": 1,
+    "schedloom": True,
+    "schedloom_anything": {"a": 1},
+    "request_id": "mine",
+    "conversation_id": "c",
+}
+IN_EXTRA_ARGUMENTS: dict[str, Any] = {
+    "kv_transfer_params": INJECTED,
+    "ec_transfer_params": INJECTED,
+    "schedloom_local_attempt": 1,
+    "schedloom_other": 1,
+}
+CHAT: dict[str, Any] = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}]}
+ODD = b'{ "model":"m",\n "prompt" : "a\\u00e9\xc3\xa9", "temperature":1.0, "seed":1e2, "odd":{"x":[1,2]} }  '
+
+
+def written(body: GenerationBody) -> dict[str, dict[str, Any]]:
+    return {
+        "prefiller": json.loads(body.for_prefiller()),
+        "decoder": json.loads(body.for_decoder(transfer_parameters())),
+        "local": json.loads(body.for_local_attempt()),
+        "alone": json.loads(body.raw),
+    }
+
+
+@pytest.mark.parametrize("key", FORBIDDEN)
+def test_forbidden_keys_reach_no_engine(key: str) -> None:
+    forms = written(GenerationBody(json.dumps(CHAT | {key: FORBIDDEN[key]}).encode()))
+    assert forms["decoder"] == CHAT | {"kv_transfer_params": transfer_parameters()}
+    assert forms["local"] == CHAT | {"vllm_xargs": {"schedloom_local_attempt": 1}}
+    assert forms["alone"] == CHAT
+    assert forms["prefiller"]["kv_transfer_params"]["remote_host"] is None
+    if key != "kv_transfer_params":
+        assert key not in forms["prefiller"]
+
+
+@pytest.mark.parametrize(
+    "escaped", [rb'"kv_transfer\u005fparams"', rb'"\u0073chedloom_x"', rb'"sche\u0064loom"']
+)
+def test_an_escaped_key_is_the_same_key(escaped: bytes) -> None:
+    body = GenerationBody(b'{"model":"m","prompt":"a",%b:{"remote_host":"evil"}}' % escaped)
+    assert json.loads(body.raw) == {"model": "m", "prompt": "a"}
+
+
+@pytest.mark.parametrize("key", IN_EXTRA_ARGUMENTS)
+def test_forbidden_keys_do_not_hide_in_extra_arguments(key: str) -> None:
+    extra = {"mine": 1, key: IN_EXTRA_ARGUMENTS[key]}
+    forms = written(GenerationBody(json.dumps(CHAT | {"vllm_xargs": extra}).encode()))
+    assert forms["alone"] == CHAT | {"vllm_xargs": {"mine": 1}}
+    assert forms["decoder"]["vllm_xargs"] == forms["prefiller"]["vllm_xargs"] == {"mine": 1}
+    assert forms["local"]["vllm_xargs"] == {"mine": 1, "schedloom_local_attempt": 1}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"kv_transfer_params":{},"kv_transfer_params":{"a":1}}',
+        b'{"vllm_xargs":{"kv_transfer_params":1},"vllm_xargs":{}}',
+        b'{"vllm_xargs":{"schedloom_a":1,"schedloom_a":2}}',
+        rb'{"conversation_id":"a","conversation\u005fid":"b"}',
+        b'{"schedloom":1,"x":2,"schedloom":1}',
+    ],
+)
+def test_a_guarded_key_given_twice_is_refused(raw: bytes) -> None:
+    with pytest.raises(Failure) as refused:
+        GenerationBody(raw)
+    error = json.loads(refused.value.body)["error"]
+    assert (refused.value.status, error["code"]) == (400, "duplicate_key")
+    assert "twice" in error["message"]
+
+
+def test_other_keys_may_be_given_twice_anywhere() -> None:
+    raw = b'{"model":"m","vllm_xargs":{"a":1},"metadata":{"b":1,"b":2}}'
+    assert GenerationBody(raw).raw == raw
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"1",
+        b'{"a":NaN}',
+        b"{'a':1}",
+        b'{"a":1}x',
+        b'{"a":"\xff"}',
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_what_is_not_a_json_object_is_refused(raw: bytes) -> None:
+    with pytest.raises(Failure) as refused:
+        GenerationBody(raw)
+    error = json.loads(refused.value.body)["error"]
+    assert refused.value.status == 400
+    assert set(error) == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("extra", [[], "x", 1, True])
+def test_extra_arguments_must_be_an_object(extra: Any) -> None:
+    with pytest.raises(Failure):
+        GenerationBody(json.dumps({"vllm_xargs": extra}).encode())
+
+
+def test_deep_nesting_is_refused_and_not_a_crash() -> None:
+    for depth in (300, 1000, 100_000):
+        for key in ("request_id", "harmless"):
+            deep = b'{"%b":1,"a":' % key.encode() + b"[" * depth + b"]" * depth + b"}"
+            with pytest.raises(Failure) as refused:
+                GenerationBody(deep).for_prefiller()
+            assert refused.value.status == 400
+
+
+def test_the_clients_bytes_travel_as_they_came() -> None:
+    body = GenerationBody(ODD)
+    assert body.raw == ODD
+    inner = ODD.rstrip()[:-1]
+    assert body.for_decoder({"a": 1}) == inner + b',"kv_transfer_params":{"a":1}}'
+    assert body.for_local_attempt() == inner + b',"vllm_xargs":{"schedloom_local_attempt":1}}'
+
+
+def test_an_empty_object_is_spliced_too() -> None:
+    assert GenerationBody(b"{}").for_decoder({"a": 1}) == b'{"kv_transfer_params":{"a":1}}'
+
+
+def test_null_extra_arguments_count_as_none() -> None:
+    body = GenerationBody(b'{"model":"m","vllm_xargs":null}')
+    assert json.loads(body.for_local_attempt()) == {
+        "model": "m",
+        "vllm_xargs": {"schedloom_local_attempt": 1},
+    }
+
+
+def test_a_prefiller_gets_one_token_to_make_and_nothing_that_could_stop_it_earlier() -> None:
+    asked = CHAT | {
+        "max_tokens": 500,
+        "max_completion_tokens": 400,
+        "min_tokens": 10,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "n": 1,
+        "stop": ["x"],
+        "stop_token_ids": [1],
+        "ignore_eos": False,
+        "logprobs": True,
+        "top_logprobs": 5,
+        "response_format": {"type": "json_object"},
+        "structured_outputs": {"regex": "a"},
+        "temperature": 0.5,
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "truncate_prompt_tokens": 7,
+        "unknown": 1,
+    }
+    forms = written(GenerationBody(json.dumps(asked).encode()))
+    parameters = forms["prefiller"].pop("kv_transfer_params")
+    assert parameters.pop("do_remote_decode") is True
+    assert parameters.pop("do_remote_prefill") is False
+    assert set(parameters.values()) == {None}
+    assert forms["prefiller"] == CHAT | {
+        "max_tokens": 1,
+        "max_completion_tokens": 1,
+        "stream": False,
+        "n": 1,
+        "ignore_eos": True,
+        "temperature": 0.5,
+        "tools": asked["tools"],
+        "truncate_prompt_tokens": 7,
+        "unknown": 1,
+    }
+    assert forms["decoder"] == asked | {"kv_transfer_params": transfer_parameters()}
+
+
+@pytest.mark.anyio
+async def test_headers_reach_engines_from_a_list_only(bench: Make) -> None:
+    p, d = prefiller(), decoder(data_parallel_size=2)
+    router = await bench(p, d, engine_api_key="engine-key")
+    sent = {
+        "Authorization": "Bearer client-key",
+        "X-Data-Parallel-Rank": "1",
+        "X-Request-Id": "mine",
+        "X-Prefiller-Url": "http://evil",
+        "Cookie": "a=b",
+        "traceparent": "00-1-2-01",
+        "X-Session-ID": "s",
+        "Connection": "keep-alive",
+    }
+    for _ in range(2):
+        assert (await router.client.post("/v1/chat/completions", CHAT, sent)).status == 200
+    for seen in p.seen + d.seen:
+        allowed = {"content-type", "x-request-id", "x-session-id", "traceparent", "authorization"}
+        assert set(seen.headers) - {"x-data-parallel-rank"} == allowed
+        assert seen.headers["authorization"] == "Bearer engine-key"
+        assert seen.headers["x-request-id"] != "mine"
+    assert d.seen[0].headers["x-data-parallel-rank"] == d.seen[1].headers["x-data-parallel-rank"]
+
+
+@pytest.mark.anyio
+async def test_the_clients_authorization_travels_only_where_configured(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    await router.client.post("/v1/chat/completions", CHAT, {"Authorization": "Bearer x"})
+    assert "authorization" not in p.seen[0].headers
+    router = await bench(p, d, forward_authorization=True)
+    await router.client.post("/v1/chat/completions", CHAT, {"Authorization": "Bearer x"})
+    await router.client.post("/v1/chat/completions", CHAT)
+    assert [seen.headers.get("authorization") for seen in d.seen] == [None, "Bearer x", None]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("session", "header"), [("plain-1", "plain-1"), ("a b", "a%20b"), ("50%", "50%25"), ("é\n", "%C3%A9%0A")]
+)
+async def test_any_session_key_travels_as_a_safe_header(bench: Make, session: str, header: str) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    await router.client.chat(conversation_id=session)
+    await router.client.chat(conversation_id=session)
+    assert {seen.headers["x-session-id"] for seen in p.seen + d.seen} == {header}
+    assert d.seen[1].is_local_attempt
+
+
+@pytest.mark.anyio
+async def test_a_session_key_has_a_longest_length(bench: Make) -> None:
+    router = await bench(prefiller(), decoder())
+    assert (await router.client.chat("x" * 256)).status == 200
+    for refused in (await router.client.chat("x" * 257), await router.client.chat(conversation_id="x" * 257)):
+        assert (refused.status, refused.json["error"]["code"]) == (400, "session_id_too_long")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_transfer_parameters_of_an_answer_do_not_reach_the_client(bench: Make, stream: bool) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    finish = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}
+    leak = finish | {"kv_transfer_params": transfer_parameters()}
+    d.script = [Answer.stream(leak, "[DONE]") if stream else Answer.of(leak)]
+    received = await router.client.chat(stream=stream)
+    assert received.text == "a"
+    assert b"10.0.0.7" not in received.body

@@ -1,0 +1,298 @@
+"""The HTTP client against servers that behave in every way that servers do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from schedloom.router.client import HttpUpstream
+from schedloom.router.upstream import (
+    BrokenOff,
+    ConnectFailed,
+    TimedOut,
+    TooLate,
+    UpstreamRequest,
+    header,
+    read_all,
+)
+from tests.router.sockets import raw_server
+
+pytestmark = pytest.mark.anyio
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: fine\r\n\r\nok"
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[HttpUpstream]:
+    client = HttpUpstream(connect_timeout=1.0)
+    yield client
+    await client.close()
+
+
+class Server:
+    """Writes ``answers`` one after the other, each in the given parts, and notes what it was asked."""
+
+    def __init__(self, *answers: list[bytes] | bytes, close_after: bool = False) -> None:
+        self.answers = [answer if isinstance(answer, list) else [answer] for answer in answers]
+        self.asked: list[bytes] = []
+        self.connections = 0
+        self.lost = asyncio.Event()
+        self.close_after = close_after
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                size = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+                self.asked.append(head + await reader.readexactly(size))
+                for part in self.answers.pop(0):
+                    writer.write(part)
+                    await asyncio.sleep(0.005)
+                if self.close_after:
+                    break
+        except (asyncio.IncompleteReadError, ConnectionResetError):
+            self.lost.set()
+        except IndexError:
+            await reader.read()
+            self.lost.set()
+        writer.close()
+
+
+def post(origin: str, **more: object) -> UpstreamRequest:
+    return UpstreamRequest(origin, "POST", "/x", [(b"a", b"b")], b"body", **more)  # type: ignore[arg-type]
+
+
+async def ask(upstream: HttpUpstream, origin: str, **more: object) -> bytes:
+    response = await upstream.send(post(origin, **more))
+    try:
+        return await read_all(response)
+    finally:
+        response.close()
+
+
+async def test_a_request_is_written_as_http_says(upstream: HttpUpstream) -> None:
+    server = Server(OK)
+    async with raw_server(server) as origin:
+        response = await upstream.send(post(origin + "/prefix"))
+        assert (response.status, header(response.headers, b"x-kind")) == (200, b"fine")
+        assert await read_all(response) == b"ok"
+    host = origin.removeprefix("http://").encode()
+    expected = b"POST /prefix/x HTTP/1.1\r\nhost: %b\r\na: b\r\ncontent-length: 4\r\n\r\nbody" % host
+    assert server.asked == [expected]
+
+
+async def test_connections_are_kept_and_shared_out_one_request_at_a_time(upstream: HttpUpstream) -> None:
+    server = Server(*[OK] * 5)
+    async with raw_server(server) as origin:
+        for _ in range(3):
+            assert await ask(upstream, origin) == b"ok"
+        assert server.connections == 1
+        await asyncio.gather(ask(upstream, origin), ask(upstream, origin))
+        assert server.connections == 2
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+BODY_AT = CHUNKED.index(b"3\r\n")
+
+
+@pytest.mark.parametrize("cut", range(1, len(CHUNKED), 3))
+async def test_answers_may_arrive_in_any_pieces(upstream: HttpUpstream, cut: int) -> None:
+    server = Server([CHUNKED[:cut], CHUNKED[cut:]], OK)
+    async with raw_server(server) as origin:
+        assert await ask(upstream, origin) == b"onetwo"
+        assert await ask(upstream, origin) == b"ok"
+        assert server.connections == 1
+
+
+async def test_what_arrived_together_is_read_together(upstream: HttpUpstream) -> None:
+    async with raw_server(Server(CHUNKED)) as origin:
+        response = await upstream.send(post(origin))
+        assert await response.read() == b"onetwo"
+        assert await response.read() == b""
+
+
+async def test_an_answer_may_end_with_its_connection(upstream: HttpUpstream) -> None:
+    async with raw_server(Server(b"HTTP/1.1 200 OK\r\n\r\nall of it", close_after=True)) as origin:
+        assert await ask(upstream, origin) == b"all of it"
+
+
+async def test_a_connection_that_the_server_closes_is_not_kept(upstream: HttpUpstream) -> None:
+    closing = OK.replace(b"X-Kind", b"Connection: close\r\nX-Kind")
+    server = Server(closing, OK)
+    async with raw_server(server) as origin:
+        assert await ask(upstream, origin) == b"ok"
+        assert await ask(upstream, origin) == b"ok"
+        assert server.connections == 2
+
+
+async def test_interim_answers_are_passed_over(upstream: HttpUpstream) -> None:
+    async with raw_server(Server([b"HTTP/1.1 100 Continue\r\n\r\n", OK], OK)) as origin:
+        assert await ask(upstream, origin) == b"ok"
+        assert await ask(upstream, origin) == b"ok"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nok",
+        CHUNKED[: BODY_AT + 4],
+        CHUNKED[: BODY_AT + 12],
+        CHUNKED[:-3],
+    ],
+)
+async def test_an_answer_cut_short_is_never_taken_for_whole(upstream: HttpUpstream, part: bytes) -> None:
+    async with raw_server(Server(part, close_after=True)) as origin:
+        with pytest.raises(BrokenOff):
+            await ask(upstream, origin)
+
+
+@pytest.mark.parametrize("nonsense", [b"SMTP\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"])
+async def test_what_is_not_http_is_refused(upstream: HttpUpstream, nonsense: bytes) -> None:
+    async with raw_server(Server(nonsense)) as origin:
+        with pytest.raises(BrokenOff, match="not HTTP"):
+            await ask(upstream, origin)
+
+
+async def test_a_kept_connection_that_died_is_replaced_once(upstream: HttpUpstream) -> None:
+    """The server takes the second request and closes without a byte of answer, once or twice."""
+    for deaths, survives in ((1, True), (2, False)):
+        asked = 0
+
+        async def server(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deaths: int = deaths
+        ) -> None:
+            nonlocal asked
+            while not reader.at_eof():
+                await reader.readuntil(b"body")
+                asked += 1
+                if 2 <= asked <= 1 + deaths:
+                    break
+                writer.write(OK)
+            writer.close()
+
+        async with raw_server(server) as origin:
+            assert await ask(upstream, origin) == b"ok"
+            if survives:
+                assert await ask(upstream, origin) == b"ok"
+            else:
+                with pytest.raises(BrokenOff):
+                    await ask(upstream, origin)
+            assert asked == 3
+
+
+async def test_a_fresh_connection_that_dies_is_not_replaced(upstream: HttpUpstream) -> None:
+    server = Server([], close_after=True)
+    async with raw_server(server) as origin:
+        with pytest.raises(BrokenOff):
+            await ask(upstream, origin)
+    assert server.connections == 1
+
+
+async def test_a_kept_connection_that_died_in_mid_answer_is_not_replaced(upstream: HttpUpstream) -> None:
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"body")
+        writer.write(OK)
+        await reader.readuntil(b"body")
+        writer.write(CHUNKED[:BODY_AT])
+        await writer.drain()
+        writer.close()
+
+    async with raw_server(server) as origin:
+        assert await ask(upstream, origin) == b"ok"
+        with pytest.raises(BrokenOff):
+            await ask(upstream, origin)
+
+
+async def test_nobody_there_is_told_at_once(upstream: HttpUpstream) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectFailed):
+            await ask(upstream, f"http://127.0.0.1:{unused.getsockname()[1]}")
+
+
+async def test_silence_before_and_within_an_answer_ends(upstream: HttpUpstream) -> None:
+    for parts in ([], [CHUNKED[:BODY_AT]]):
+        server = Server(parts)
+        async with raw_server(server) as origin:
+            with pytest.raises(TimedOut):
+                await ask(upstream, origin, first_byte_timeout=0.1, silence_timeout=0.1)
+            await asyncio.wait_for(server.lost.wait(), 2)
+
+
+async def test_a_slow_reader_is_not_a_silent_engine(upstream: HttpUpstream) -> None:
+    async with raw_server(Server(CHUNKED)) as origin:
+        response = await upstream.send(post(origin, silence_timeout=0.05))
+        await asyncio.sleep(0.2)
+        assert await read_all(response) == b"onetwo"
+
+
+@pytest.mark.parametrize("late_by", [0.0, 1.0])
+async def test_nothing_is_dispatched_after_its_time(upstream: HttpUpstream, late_by: float) -> None:
+    server = Server(OK, OK)
+    async with raw_server(server) as origin:
+        for _ in range(2):
+            with pytest.raises(TooLate):
+                await ask(upstream, origin, dispatch_by=asyncio.get_running_loop().time() - late_by)
+        assert await ask(upstream, origin, dispatch_by=asyncio.get_running_loop().time() + 1) == b"ok"
+        with pytest.raises(TooLate):
+            await ask(upstream, origin, dispatch_by=asyncio.get_running_loop().time() - late_by)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("parts", [[], [CHUNKED[: BODY_AT + 8]]])
+async def test_cancelling_closes_the_connection(upstream: HttpUpstream, parts: list[bytes]) -> None:
+    server = Server(parts)
+    async with raw_server(server) as origin:
+        task = asyncio.create_task(ask(upstream, origin))
+        while not server.asked:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait_for(server.lost.wait(), 2)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_a_reader_that_lags_holds_the_engine_back(upstream: HttpUpstream) -> None:
+    size = 64 * 2**20
+    written = 0
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        await reader.readuntil(b"body")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+        while written < size:
+            writer.write(bytes(2**20))
+            written += 2**20
+            await writer.drain()
+        writer.close()
+
+    async with raw_server(server) as origin:
+        response = await upstream.send(post(origin))
+        await asyncio.sleep(0.3)
+        assert written < size / 2
+        read = 0
+        while chunk := await response.read():
+            read += len(chunk)
+        assert read == size
+
+
+async def test_small_writes_are_not_delayed(upstream: HttpUpstream) -> None:
+    async with raw_server(Server(OK)) as origin:
+        await ask(upstream, origin)
+        (connection,) = upstream._open
+        tcp = connection._transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+async def test_closing_leaves_no_connection_open() -> None:
+    upstream = HttpUpstream()
+    server = Server(OK)
+    async with raw_server(server) as origin:
+        await ask(upstream, origin)
+        await upstream.close()
+        await asyncio.wait_for(server.lost.wait(), 2)
+    assert not upstream._open

@@ -1,0 +1,226 @@
+"""Fleets that are refused, engines that are left out, and engines that come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from schedloom.core.errors import ConfigurationError
+from schedloom.core.wire import Role
+from schedloom.router.app import RouterApp
+from schedloom.router.fleet import Health
+from schedloom.router.settings import router_settings
+from schedloom.router.upstream import TimedOut
+from tests.router.conftest import Make, settings_for
+from tests.router.fakes import Answer, FakeEngine, FakeUpstream, contract, decoder, prefiller
+
+pytestmark = pytest.mark.anyio
+
+
+async def started(engines: list[FakeEngine], **settings: Any) -> RouterApp:
+    app = RouterApp(settings_for(engines, **settings), FakeUpstream(engines))
+    try:
+        await app.start()
+    finally:
+        await app.close()
+    return app
+
+
+async def refusal(engines: list[FakeEngine], **settings: Any) -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        await started(engines, **settings)
+    sentence = str(refused.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+async def test_engines_that_fit_are_accepted() -> None:
+    app = await started([prefiller(0), prefiller(1), decoder(0), decoder(1)])
+    assert [worker.health for worker in app.fleet.workers] == [Health.READY] * 4
+
+
+MISFITS: dict[str, tuple[list[FakeEngine], str]] = {
+    "two models": ([prefiller(), decoder(models=["another"])], "give every engine the same model"),
+    "two block sizes": (
+        [prefiller(block_size=32), decoder(block_size=64)],
+        "start both with the same --block-size",
+    ),
+    "bidirectional Prefiller only": (
+        [prefiller(bidirectional_kv=True), decoder()],
+        "set bidirectional_kv_xfer on both or on neither",
+    ),
+    "bidirectional Decoder only": (
+        [prefiller(), decoder(bidirectional_kv=True)],
+        "set bidirectional_kv_xfer on both or on neither",
+    ),
+    "short lease": ([prefiller(kv_lease_seconds=5), decoder()], "raise the engine's kv_lease_duration"),
+    "Decoder without append-prefill": (
+        [prefiller(), decoder(features=[])],
+        '"decoder_append_prefill_enable":true',
+    ),
+    "Decoder without prefix caching": (
+        [prefiller(), decoder(prefix_caching=False)],
+        "--enable-prefix-caching",
+    ),
+    "no connector": (
+        [prefiller(), decoder(), FakeEngine("http://x:1", contract(Role.NONE))],
+        "--kv-transfer-config",
+    ),
+    "no contract": ([prefiller(), FakeEngine("http://x:1", None)], "declare its contract under workers"),
+    "no Decoder": ([prefiller(), prefiller(1)], "--decode URL"),
+    "no Prefiller": ([decoder(), decoder(1)], "--prefill URL"),
+}
+
+
+@pytest.mark.parametrize(("engines", "advice"), MISFITS.values(), ids=MISFITS)
+async def test_misfits_are_refused_with_what_to_change(engines: list[FakeEngine], advice: str) -> None:
+    assert advice in await refusal(engines)
+
+
+async def test_without_append_prefill_decoders_need_nothing_of_it() -> None:
+    await started([prefiller(), decoder(features=[], prefix_caching=False)], append=False)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("decode", "prefill"), ("prefill", "prefill"), ("decode", "decode")]
+)
+async def test_a_role_that_does_not_fit_is_refused(first: str, second: str) -> None:
+    p, d = prefiller(), decoder()
+    workers = [{"url": p.origin, "role": first}, {"url": d.origin, "role": second}]
+    app = RouterApp(router_settings({"workers": workers}), FakeUpstream([p, d]))
+    with pytest.raises(ConfigurationError, match="start it with kv_role"):
+        await app.start()
+    await app.close()
+
+
+async def test_nobody_reached_is_refused() -> None:
+    p, d = prefiller(), decoder()
+    d.reachable = False
+    sentence = await refusal([p, d])
+    assert "no Decoder can be reached" in sentence and d.origin in sentence
+
+
+async def test_an_unreadable_contract_is_refused() -> None:
+    class Odd(FakeEngine):
+        async def answer(self, seen: Any) -> Answer:
+            return Answer.of({"protocol": 99})
+
+    assert "same release" in await refusal([prefiller(), Odd("http://odd:1", None)])
+
+
+async def test_a_start_waits_for_engines() -> None:
+    p, d = prefiller(), decoder()
+    d.reachable = False
+    app = RouterApp(settings_for([p, d], start_wait_seconds=10), FakeUpstream([p, d]))
+    starting = asyncio.create_task(app.start())
+    await asyncio.sleep(0.05)
+    d.reachable = True
+    await starting
+    await app.close()
+    assert app.fleet.serves
+
+
+async def test_an_engine_without_schedloom_may_be_declared() -> None:
+    p, d = prefiller(), FakeEngine("http://d0:1", None)
+    declared = {"role": "consumer", "models": ["fake-model"], "block_size": 16}
+    workers = [{"url": p.origin}, {"url": d.origin, "contract": declared}]
+    app = RouterApp(router_settings({"workers": workers}), FakeUpstream([p, d]))
+    await app.start()
+    worker = app.fleet.workers[1]
+    lives = [(worker.health, worker.contract.epoch)]
+    for reachable in (False, True):
+        d.reachable = reachable
+        await app.membership.look_at_all()
+        lives.append((worker.health, worker.contract.epoch))
+    assert [health for health, _ in lives] == [Health.READY, Health.DOWN, Health.READY]
+    assert lives[0][1] != lives[2][1]
+    await app.close()
+
+
+async def test_a_misfit_that_joins_later_is_left_out_and_said_once(
+    bench: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    p, d, late = prefiller(), decoder(0), decoder(1, block_size=64)
+    late.reachable = False
+    router = await bench(p, d, late)
+    late.reachable = True
+    with caplog.at_level(logging.WARNING, "schedloom.router"):
+        for _ in range(3):
+            await router.app.membership.look_at_all()
+    assert [record.getMessage() for record in caplog.records if "--block-size" in record.getMessage()] != []
+    assert len(caplog.records) == 1
+    for number in range(4):
+        await router.client.chat(str(number))
+    assert late.seen == []
+    late.contract = contract(Role.CONSUMER, epoch="e2")
+    await router.app.membership.look_at_all()
+    for number in range(4):
+        await router.client.chat(str(number + 4))
+    assert len(late.seen) > 0
+
+
+async def test_a_restart_with_another_configuration_is_noticed(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    d.contract = contract(Role.CONSUMER, epoch="e2", features=[])
+    await router.app.membership.look_at_all()
+    assert router.app.fleet.workers[1].health is Health.QUARANTINED
+    assert (await router.client.chat("s")).status == 503
+
+
+async def test_engines_are_looked_at_again_and_again(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d, health_interval_seconds=0.02)
+    d.contract = contract(Role.CONSUMER, epoch="e2")
+    await asyncio.sleep(0.1)
+    assert router.app.fleet.workers[1].contract.epoch == "e2"
+
+
+async def test_trouble_makes_the_router_look_at_once(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d, health_interval_seconds=1000)
+    d.reachable = False
+    assert (await router.client.chat()).status == 503
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert router.app.fleet.workers[1].health is Health.DOWN
+
+
+async def test_a_slow_engine_gets_three_looks_before_it_is_down(bench: Make) -> None:
+    class Slow(FakeEngine):
+        slow = False
+
+        async def answer(self, seen: Any) -> Answer:
+            return (
+                Answer(200, b"application/json", [TimedOut("slow")])
+                if self.slow
+                else await super().answer(seen)
+            )
+
+    p, d = prefiller(), Slow("http://d0:1", contract(Role.CONSUMER))
+    router = await bench(p, d)
+    worker = router.app.fleet.workers[1]
+    d.slow = True
+    seen = []
+    for _ in range(3):
+        await router.app.membership.look_at_all()
+        seen.append(worker.health)
+    assert seen == [Health.SUSPECT, Health.SUSPECT, Health.DOWN]
+    d.slow = False
+    await router.app.membership.look_at_all()
+    assert worker.health is Health.READY
+
+
+async def test_the_engines_key_is_shown_on_every_look() -> None:
+    class Locked(FakeEngine):
+        async def answer(self, seen: Any) -> Answer:
+            if seen.headers.get("authorization") != "Bearer k":
+                return Answer.error(401)
+            return await super().answer(seen)
+
+    p, d = Locked("http://p0:1", contract(Role.PRODUCER)), Locked("http://d0:1", contract(Role.CONSUMER))
+    assert "401" in await refusal([p, d])
+    assert (await started([p, d], engine_api_key="k")).fleet.serves

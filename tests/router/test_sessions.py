@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from schedloom.core.routing import SessionOwner
+from schedloom.router.sessions import MemorySessions, SessionKey
+
+pytestmark = pytest.mark.anyio
+
+OWNER = SessionOwner("decoder-0", "e1", 0)
+OTHER = SessionOwner("decoder-1", "e1", 1)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(session: str, tenant: str = "t", model: str = "m") -> SessionKey:
+    return SessionKey(tenant, model, session)
+
+
+async def test_a_session_has_the_owner_it_was_last_bound_to() -> None:
+    sessions = MemorySessions(10, 60, Clock())
+    assert await sessions.owner(key("a")) is None
+    await sessions.bind(key("a"), OWNER)
+    assert await sessions.owner(key("a")) == OWNER
+    await sessions.bind(key("a"), OTHER)
+    assert await sessions.owner(key("a")) == OTHER
+    await sessions.release(key("a"))
+    assert await sessions.owner(key("a")) is None
+
+
+@pytest.mark.parametrize("other", [key("A"), key("a "), key("a", tenant="u"), key("a", model="n")])
+async def test_keys_are_equal_only_to_themselves(other: SessionKey) -> None:
+    sessions = MemorySessions(10, 60, Clock())
+    await sessions.bind(key("a"), OWNER)
+    assert await sessions.owner(other) is None
+
+
+async def test_the_least_recently_used_go_first() -> None:
+    sessions = MemorySessions(3, 60, Clock())
+    for name in "abc":
+        await sessions.bind(key(name), OWNER)
+    await sessions.owner(key("a"))
+    await sessions.bind(key("d"), OWNER)
+    assert [await sessions.owner(key(name)) is not None for name in "abcd"] == [True, False, True, True]
+
+
+async def test_a_flood_of_sessions_stays_bounded() -> None:
+    sessions = MemorySessions(100, 60, Clock())
+    for number in range(10_000):
+        await sessions.bind(key(str(number)), OWNER)
+    assert len(sessions) == 100
+
+
+async def test_idle_sessions_are_forgotten_and_used_ones_are_not() -> None:
+    clock = Clock()
+    sessions = MemorySessions(10, 60, clock)
+    await sessions.bind(key("idle"), OWNER)
+    await sessions.bind(key("used"), OWNER)
+    clock.now = 40
+    assert await sessions.owner(key("used")) == OWNER
+    clock.now = 61
+    await sessions.bind(key("new"), OWNER)
+    assert len(sessions) == 2
+    assert await sessions.owner(key("idle")) is None
+    assert await sessions.owner(key("used")) == OWNER
+    clock.now = 200
+    assert await sessions.owner(key("used")) is None

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from schedloom.core.errors import ConfigurationError
+from schedloom.router import serve
+from schedloom.router.commands import route
+from schedloom.router.settings import RouterSettings, read_file, router_settings
+
+WORKERS = [
+    {"url": "http://127.0.0.1:8100", "role": "prefill"},
+    {"url": "http://[::1]:8200/", "role": "decode"},
+]
+
+
+def test_engines_are_enough() -> None:
+    settings = router_settings({"workers": WORKERS})
+    assert settings.host == "127.0.0.1"
+    assert [worker.url for worker in settings.workers] == ["http://127.0.0.1:8100", "http://[::1]:8200"]
+    assert settings.choices == [] and not settings.append_prefill
+
+
+def test_the_switch_names_the_policy_and_keeps_a_named_ones_settings() -> None:
+    on = router_settings({"workers": WORKERS, "enable_decoder_append_prefill": True})
+    assert [choice.name for choice in on.choices] == ["session_owner"] and on.append_prefill
+    named = router_settings(
+        {
+            "workers": WORKERS,
+            "enable_decoder_append_prefill": True,
+            "policies": [{"name": "session_owner", "a": 1}],
+        }
+    )
+    assert [choice.settings for choice in named.choices] == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({}, "workers: Field required"),
+        ({"workers": []}, "at least 1 item"),
+        ({"workers": WORKERS, "prot": 1}, "unknown key 'prot'; did you mean 'port'?"),
+        ({"workers": [{"url": "localhost:1"}]}, "write it as http://host:port"),
+        ({"workers": [{"url": "ftp://h:1"}]}, "write it as http://host:port"),
+        ({"workers": [{"url": "http://user@h:1"}]}, "write it as http://host:port"),
+        ({"workers": [{"url": "http://h:1?a=b"}]}, "write it as http://host:port"),
+        ({"workers": [{"url": "http://h:1", "role": "both"}]}, "workers.0.role"),
+        ({"workers": WORKERS, "port": 70000}, "port: Input should be less than"),
+        (
+            {"workers": WORKERS, "handoff_timeout_seconds": 0},
+            "handoff_timeout_seconds: Input should be greater",
+        ),
+        ({"workers": [{"url": "http://h:1", "contract": {"role": "consumer"}}]}, "workers.0.contract.models"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        router_settings(values)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_holds_a_mapping(tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text("port: 1\nworkers:\n  - url: http://h:1\n")
+    assert read_file(path)["port"] == 1
+    for content in ("- a\n", "a: [\n", "\tx"):
+        path.write_text(content)
+        with pytest.raises(ConfigurationError, match=str(path)):
+            read_file(path)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_file(tmp_path / "missing.yaml")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[RouterSettings]:
+    runs: list[RouterSettings] = []
+    monkeypatch.setattr(serve, "run", runs.append)
+    monkeypatch.setattr(serve, "configure_logging", lambda level: None)
+    return runs
+
+
+def command(*arguments: str) -> Any:
+    import typer
+
+    app = typer.Typer()
+    app.command()(route)
+    return CliRunner().invoke(app, arguments)
+
+
+def test_the_command_takes_engines_and_switches(started: list[RouterSettings]) -> None:
+    engines = ["--prefill", "http://p:1", "--decode", "http://d:1", "--decode", "http://d:2"]
+    result = command(*engines, "--enable-decoder-append-prefill", "--port", "0", "--wait", "3")
+    assert result.exit_code == 0, result.output
+    (settings,) = started
+    assert [(worker.url, worker.role) for worker in settings.workers] == [
+        ("http://p:1", "prefill"),
+        ("http://d:1", "decode"),
+        ("http://d:2", "decode"),
+    ]
+    assert (settings.port, settings.start_wait_seconds, settings.append_prefill) == (0, 3.0, True)
+
+
+def test_options_win_over_the_file(started: list[RouterSettings], tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(
+        "port: 1\nhost: 0.0.0.0\nenable_decoder_append_prefill: true\nworkers:\n  - url: http://h:1\n"
+    )
+    assert command("--config", str(path), "--port", "2").exit_code == 0
+    assert command("--config", str(path), "--decode", "http://d:1").exit_code == 0
+    kept, replaced = started
+    assert (kept.port, kept.host, kept.workers[0].url, kept.append_prefill) == (
+        2,
+        "0.0.0.0",
+        "http://h:1",
+        True,
+    )
+    assert [worker.url for worker in replaced.workers] == ["http://d:1"]
+
+
+def test_the_command_raises_what_is_wrong(started: list[RouterSettings]) -> None:
+    result = command()
+    assert isinstance(result.exception, ConfigurationError) and started == []
