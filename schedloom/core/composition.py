@@ -97,7 +97,9 @@ def _hook_table(policies: Sequence[Policy]) -> dict[str, tuple[Hook, ...]]:
             manager.register(policy, name=policy.name)
         manager.check_pending()
     except pluggy.PluginValidationError as error:
-        raise ConfigurationError(f"policy {error.plugin.name!r}: {' '.join(str(error).split())}") from error
+        raise ConfigurationError(
+            f"policy {getattr(error.plugin, 'name', error.plugin)!r}: {' '.join(str(error).split())}"
+        ) from error
     hooks = {name: _resolve(manager, name) for name in _hook_names()}
     return {name: implementations for name, implementations in hooks.items() if implementations}
 

@@ -46,9 +46,7 @@ def read_section(additional_config: Any) -> SchedulerSection:
     try:
         return SchedulerSection.model_validate(dict(section))
     except ValidationError as error:
-        raise ConfigurationError(
-            f"additional_config.{SECTION}: {explain(error, SchedulerSection)}"
-        ) from error
+        raise ConfigurationError(f"additional_config.{SECTION}: {explain(error, SchedulerSection)}") from error
 
 
 def _switches_on(section: Mapping[str, Any]) -> bool:

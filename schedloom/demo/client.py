@@ -39,12 +39,17 @@ class Client:
         return self.stream(session.messages, headers, body, answer_tokens)
 
     def stream(
-        self, messages: list[Message], headers: dict[str, str], body: dict[str, Any], answer_tokens: int = ANSWER_TOKENS
+        self,
+        messages: list[Message],
+        headers: dict[str, str],
+        body: dict[str, Any],
+        answer_tokens: int = ANSWER_TOKENS,
     ) -> Answer:
         started = time.perf_counter()
-        response = self._openai.chat.completions.with_raw_response.create(
+        create: Any = self._openai.chat.completions.with_raw_response.create
+        response = create(
             model="demo",
-            messages=messages,  # type: ignore[arg-type]
+            messages=messages,
             max_tokens=answer_tokens,
             temperature=0,
             stream=True,
@@ -56,7 +61,8 @@ class Client:
 
 
 def _collect(response: Any, started: float) -> Answer:
-    text, token_ids, prompt_tokens, first = "", [], 0, None
+    text, prompt_tokens, first = "", 0, None
+    token_ids: list[int] = []
     for chunk in response.parse():
         if chunk.usage:
             prompt_tokens = chunk.usage.prompt_tokens

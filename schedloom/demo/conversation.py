@@ -13,9 +13,10 @@ FIRST_PROMPT_CHARACTERS = 2400
 TOOL_RESULT_CHARACTERS = 90
 
 _WORDS = (
-    "account queue parser ledger shard router token cache block lease page index commit merge branch build test deploy "
-    "alert metric trace span field record schema table column cursor batch worker retry timeout budget limit owner"
-).split()
+    *("account", "queue", "parser", "ledger", "shard", "router", "token", "cache", "block", "lease", "page", "index"),
+    *("commit", "merge", "branch", "build", "test", "deploy", "alert", "metric", "trace", "span", "field", "record"),
+    *("schema", "table", "column", "cursor", "batch", "worker", "retry", "timeout", "budget", "limit", "owner"),
+)
 
 
 @dataclass

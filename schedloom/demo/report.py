@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -28,12 +29,12 @@ def print_report(console: Console, facts: Facts) -> None:
 
 
 def _table(facts: Facts) -> Table:
-    table = Table(title=f"model runner {facts.runner}", title_justify="left")
+    table = Table(title=f"model runner {facts.runner}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("session", "turn", "route"):
-        table.add_column(name)
-    for name in ("prompt", "reused on D", "computed on D", "computed on P", "TTFT ms"):
-        table.add_column(name, justify="right")
-    table.add_column("exact")
+        table.add_column(name, no_wrap=True)
+    for name in ("prompt", "reused\non D", "computed\non D", "computed\non P", "TTFT\nms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("exact", no_wrap=True)
     for turn in facts.turns:
         table.add_row(*_row(turn))
     return table

@@ -18,9 +18,9 @@ from schedloom.demo.facts import Facts, Turn
 from schedloom.demo.service import Service
 
 TURNS = 4
-DECODER_CACHE_BYTES = 80 << 20
-"""Holds about 13,600 tokens of the demo's model: all sessions, but not all of them and ``FLOOD`` too."""
-FLOOD_PROMPTS = 4
+DECODER_CACHE_BYTES = 66 << 20
+"""Holds about 11,200 tokens of the demo's model: all sessions, but not all of them and ``FLOOD`` too."""
+FLOOD_PROMPTS = 3
 FLOOD_CHARACTERS = 4000
 
 APPEND_ON = {"scheduler_config": {"decoder_append_prefill_enable": True}}
@@ -46,7 +46,10 @@ def running_system(runner: Runner, model: Path, logs: Path, say: Say) -> Iterato
     Raises EngineFailed or ServiceFailed when a part does not come up.
     """
     specs = engine_specs(runner)
-    ready: Callable[[Engine, float], None] = lambda engine, seconds: say(f"{engine.spec.name} ready after {seconds:.0f} s")
+
+    def ready(engine: Engine, seconds: float) -> None:
+        say(f"{engine.spec.name} ready after {seconds:.0f} s")
+
     with Fleet(specs, model, logs, on_ready=ready) as fleet:
         engines = fleet.engines
         prefiller, decoder, reference = engines["prefiller"], engines["decoder"], engines["reference"]

@@ -20,7 +20,12 @@ class Service:
     """``with Service(name, command, logs, ready): ...``: the command runs inside the context and not after it."""
 
     def __init__(
-        self, name: str, command: Sequence[str], logs: Path, ready: Callable[[], bool], patience_seconds: float = 30.0
+        self,
+        name: str,
+        command: Sequence[str],
+        logs: Path,
+        ready: Callable[[], bool],
+        patience_seconds: float = 30.0,
     ) -> None:
         self._name = name
         self._command = command

@@ -11,6 +11,7 @@ from schedloom.core.composition import PolicyChoice, compose
 from schedloom.core.decisions import Admission, Verdict
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.registry import Registry
+from schedloom.core.reuse import UsablePrefixRule
 
 
 class Few(Policy):
@@ -71,16 +72,22 @@ def test_order_in_configuration_changes_nothing() -> None:
 
 
 def test_settings_reach_the_policy() -> None:
-    policies = compose([choice("append_prefill", max_append_tokens=77)])
-    assert policies.policies[0].settings.max_append_tokens == 77
+    (policy,) = compose([choice("append_prefill", max_append_tokens=77)]).policies
+    assert policy.settings == UsablePrefixRule(max_append_tokens=77)
 
 
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
         ([choice("append_prefill"), choice("append_prefill")], "named 2 times"),
-        ([choice("append_prefill", max_apend_tokens=1)], "unknown key 'max_apend_tokens'; did you mean 'max_append_tokens'"),
-        ([choice("append_prefill", max_append_tokens=0)], "max_append_tokens: Input should be greater than or equal to 1"),
+        (
+            [choice("append_prefill", max_apend_tokens=1)],
+            "unknown key 'max_apend_tokens'; did you mean 'max_append_tokens'",
+        ),
+        (
+            [choice("append_prefill", max_append_tokens=0)],
+            "max_append_tokens: Input should be greater than or equal to 1",
+        ),
         ([choice("session_owner", anything=1)], "unknown key 'anything'; known are: none"),
     ],
 )
@@ -90,12 +97,12 @@ def test_unfitting_choices_are_refused(choices: list[PolicyChoice], message: str
 
 
 def test_a_misspelled_hook_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="'misspelled'.*admitt"):
+    with pytest.raises(ConfigurationError, match=r"'misspelled'.*admitt"):
         compose([choice("misspelled")], FAKES)
 
 
 def test_an_argument_that_the_hook_does_not_have_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="'wrong_argument'.*requests"):
+    with pytest.raises(ConfigurationError, match=r"'wrong_argument'.*requests"):
         compose([choice("wrong_argument")], FAKES)
 
 

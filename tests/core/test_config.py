@@ -17,7 +17,10 @@ def test_the_switch_alone_is_enough() -> None:
 
 
 def test_the_general_form_carries_settings() -> None:
-    section = {"policies": [{"name": "append_prefill", "max_append_tokens": 5}], "decoder_append_prefill_enable": True}
+    section = {
+        "policies": [{"name": "append_prefill", "max_append_tokens": 5}],
+        "decoder_append_prefill_enable": True,
+    }
     (choice,) = read_section({"scheduler_config": section}).choices
     assert choice.settings == {"max_append_tokens": 5}
 
@@ -44,7 +47,10 @@ def test_off_or_absent_is_off_whatever_else_stands_there(additional: Any) -> Non
             {"decoder_append_prefill_enable": True, "polices": []},
             "additional_config.scheduler_config: unknown key 'polices'; did you mean 'policies'",
         ),
-        ({"decoder_append_prefill_enable": "perhaps"}, "decoder_append_prefill_enable: Input should be a valid boolean"),
+        (
+            {"decoder_append_prefill_enable": "perhaps"},
+            "decoder_append_prefill_enable: Input should be a valid boolean",
+        ),
         ({"policies": [{"max_append_tokens": 5}]}, r"policies\.0\.name: Field required"),
     ],
 )

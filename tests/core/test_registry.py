@@ -19,7 +19,9 @@ def point(name: str, value: str) -> EntryPoint:
     return EntryPoint(name, value, GROUP)
 
 
-@pytest.mark.parametrize(("name", "policy"), [("append_prefill", AppendPrefill), ("session_owner", SessionOwnerRouting)])
+@pytest.mark.parametrize(
+    ("name", "policy"), [("append_prefill", AppendPrefill), ("session_owner", SessionOwnerRouting)]
+)
 def test_built_in_policies_are_found_by_their_entry_points(name: str, policy: type[Policy]) -> None:
     assert Registry().load(name) is policy
 
@@ -36,13 +38,13 @@ def test_two_packages_with_one_name_are_refused() -> None:
 
 def test_a_policy_that_cannot_be_imported_is_named() -> None:
     registry = Registry([point("x", "no_such_module:X")])
-    with pytest.raises(ConfigurationError, match="policy 'x' of .*no_such_module:X.* cannot be imported"):
+    with pytest.raises(ConfigurationError, match=r"policy 'x' of .*no_such_module:X.* cannot be imported"):
         registry.load("x")
 
 
 def test_an_entry_point_that_is_no_policy_is_refused() -> None:
     registry = Registry([point("x", "collections:OrderedDict")])
-    with pytest.raises(ConfigurationError, match="must name a subclass of schedloom.Policy"):
+    with pytest.raises(ConfigurationError, match=r"must name a subclass of schedloom\.Policy"):
         registry.load("x")
 
 

@@ -1,7 +1,9 @@
 """Which scheduler class an engine gets.
 
 vLLM asks for it in one place, ``SchedulerConfig.get_scheduler_cls``, which cannot see the rest of the configuration.
-So the method is wrapped once per process, and what it returns decides when it is called with the configuration.
+So the method is wrapped once per process, and what it returns decides when it is called with the configuration. What an
+engine must be refused for is looked at once more, earlier, where the server builds its configuration: there the refusal
+is the last line that an operator reads, and no engine process has been started for nothing.
 """
 
 from __future__ import annotations
@@ -25,18 +27,32 @@ SchedulerClass = Callable[..., Any]
 
 
 def install() -> None:
-    """Wrap ``SchedulerConfig.get_scheduler_cls``, once."""
+    """Wrap the two methods of vLLM's configuration, once per process."""
     from vllm.config.scheduler import SchedulerConfig
+    from vllm.engine.arg_utils import EngineArgs
 
-    stock = SchedulerConfig.get_scheduler_cls
-    if hasattr(stock, MARK):
-        return
+    stock_class = SchedulerConfig.get_scheduler_cls
 
     def get_scheduler_cls(self: Any) -> SchedulerClass:
-        return _deciding_factory(stock(self), user_class=self.scheduler_cls is not None)
+        return _deciding_factory(stock_class(self), user_class=self.scheduler_cls is not None)
 
-    setattr(get_scheduler_cls, MARK, True)
-    SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+    stock_config = EngineArgs.create_engine_config
+
+    def create_engine_config(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        config = stock_config(self, *arguments, **keywords)
+        scheduler = config.scheduler_config
+        scheduler_class(stock_class(scheduler), config, user_class=scheduler.scheduler_cls is not None)
+        return config
+
+    _wrap(SchedulerConfig, get_scheduler_cls)
+    _wrap(EngineArgs, create_engine_config)
+
+
+def _wrap(owner: type, replacement: Callable[..., Any]) -> None:
+    name = replacement.__name__
+    if not hasattr(getattr(owner, name), MARK):
+        setattr(replacement, MARK, True)
+        setattr(owner, name, replacement)
 
 
 def _deciding_factory(base: SchedulerClass, user_class: bool) -> SchedulerClass:
@@ -58,7 +74,8 @@ def scheduler_class(base: SchedulerClass, vllm_config: Any, user_class: bool = F
         raise ConfigurationError(_refusal(base))
     policies = compose(choices)
     check_requirements(policies.policies, describe_engine(vllm_config))
-    return composed(base, policies)
+    scheduler: SchedulerClass = composed(base, policies)
+    return scheduler
 
 
 def composed(base: Any, policies: PolicySet) -> Any:

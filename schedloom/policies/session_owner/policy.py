@@ -13,9 +13,7 @@ class SessionOwnerRouting(Policy):
     name = "session_owner"
 
     @hookimpl
-    def plan_route(
-        self, request: RouteRequest, owner: SessionOwner | None, fleet: FleetView
-    ) -> list[Attempt] | None:
+    def plan_route(self, request: RouteRequest, owner: SessionOwner | None, fleet: FleetView) -> list[Attempt] | None:
         if owner is None or not request.splittable:
             return None
         for decoder in fleet.decoders:

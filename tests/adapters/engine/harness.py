@@ -49,19 +49,37 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def vllm_config(model: Path, *, asynchronous: bool = False, max_num_seqs: int = 16, role: str | None = "kv_consumer",
-                prefix_caching: bool = True, additional: dict[str, Any] | None = None,
-                token_budget: int = 2048, storage: Path | None = None) -> VllmConfig:
+def vllm_config(
+    model: Path,
+    *,
+    asynchronous: bool = False,
+    max_num_seqs: int = 16,
+    role: str | None = "kv_consumer",
+    prefix_caching: bool = True,
+    additional: dict[str, Any] | None = None,
+    token_budget: int = 2048,
+    storage: Path | None = None,
+) -> VllmConfig:
     transfer = None
     if role is not None:
         extra = {"shared_storage_path": str(storage or model / "kv")}
         transfer = KVTransferConfig(kv_connector="ExampleConnector", kv_role=role, kv_connector_extra_config=extra)
     config = VllmConfig(
-        model_config=ModelConfig(model=str(model), dtype="float32", max_model_len=8192, skip_tokenizer_init=True,
-                                 enforce_eager=True),
-        scheduler_config=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=token_budget,
-                                         max_model_len=8192, enable_chunked_prefill=True,
-                                         is_encoder_decoder=False, async_scheduling=asynchronous),
+        model_config=ModelConfig(
+            model=str(model),
+            dtype="float32",
+            max_model_len=8192,
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+        ),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=token_budget,
+            max_model_len=8192,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            async_scheduling=asynchronous,
+        ),
         cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=prefix_caching),
         kv_transfer_config=transfer,
         device_config=DeviceConfig("cpu"),
@@ -85,7 +103,7 @@ def make_scheduler(scheduler: Any, config: VllmConfig, num_blocks: int = 200) ->
     )
 
 
-def stock_class(asynchronous: bool) -> type[Scheduler]:
+def stock_class(asynchronous: bool) -> Any:
     return AsyncScheduler if asynchronous else Scheduler
 
 

@@ -1,6 +1,7 @@
 """A3, A5: admission on vLLM's real schedulers, synchronous and asynchronous."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,19 @@ class OnePolicy(Registry):
 
     def load(self, name: str) -> type[Policy]:
         return self.policies[name]
+
+
+def record_calls(owner: Any, method: str) -> list[str]:
+    """Ids of the requests that ``owner.method`` is called for from now on."""
+    calls: list[str] = []
+    original = getattr(owner, method)
+
+    def recorded(request: Any, *rest: Any) -> Any:
+        calls.append(request.request_id)
+        return original(request, *rest)
+
+    setattr(owner, method, recorded)
+    return calls
 
 
 def test_a_cold_attempt_is_turned_away(make: Make) -> None:
@@ -153,9 +167,7 @@ def test_attempts_in_the_queue_are_looked_at_in_turn_and_rarely(make: Make) -> N
     for index in range(3):
         runner.scheduler.add_request(make_request(f"attempt {index}", [*prompt, index], marked=True))
     runner.step()
-    looked_at: list[str] = []
-    look_up = runner.scheduler.look_up_local_prefix
-    runner.scheduler.look_up_local_prefix = lambda request: looked_at.append(request.request_id) or look_up(request)
+    looked_at = record_calls(runner.scheduler, "look_up_local_prefix")
     runner.steps(6 * RECHECK_INTERVAL_STEPS)
     assert sorted(looked_at) == sorted(f"attempt {index}" for index in range(3) for _ in range(2))
 
@@ -175,9 +187,7 @@ def test_an_admitted_prefix_is_looked_up_once(make: Make) -> None:
     runner = make("append_prefill")
     prompt = warm_up(runner) + tokens(3, 20)
     manager = runner.scheduler.kv_cache_manager
-    look_ups: list[str] = []
-    look_up = manager.get_computed_blocks
-    manager.get_computed_blocks = lambda request, *rest: look_ups.append(request.request_id) or look_up(request, *rest)
+    look_ups = record_calls(manager, "get_computed_blocks")
     runner.scheduler.add_request(make_request("warm", prompt, marked=True))
     runner.drain()
     assert look_ups == ["warm"]

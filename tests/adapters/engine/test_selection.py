@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from vllm.config.scheduler import SchedulerConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -28,10 +29,10 @@ class ComposableUsersOwn(Scheduler):
 
 @pytest.fixture(autouse=True)
 def installed() -> Iterator[None]:
-    stock = SchedulerConfig.get_scheduler_cls
+    stock = SchedulerConfig.get_scheduler_cls, EngineArgs.create_engine_config
     selection.install()
     yield
-    SchedulerConfig.get_scheduler_cls = stock
+    SchedulerConfig.get_scheduler_cls, EngineArgs.create_engine_config = stock
 
 
 def build(model: Path, additional: dict[str, Any], user_class: type | None = None, **config: Any) -> Any:
@@ -81,6 +82,12 @@ def test_on_accepts_a_class_that_declares_itself_composable(model: Path) -> None
 def test_an_engine_that_cannot_carry_the_policy_is_refused(model: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         build(model, ON, **config)
+
+
+def test_a_server_is_refused_while_it_builds_its_configuration(model: Path) -> None:
+    arguments = EngineArgs(model=str(model), skip_tokenizer_init=True, enforce_eager=True, additional_config=ON)
+    with pytest.raises(ConfigurationError, match="role is 'none'"):
+        arguments.create_engine_config()
 
 
 def test_installing_twice_wraps_once() -> None:
