@@ -1,0 +1,30 @@
+# Everything runs in .venv, which `scripts/setup.py` makes and keeps up to date.
+PYTHON ?= python3
+RUNNER ?= v1
+JSON   ?=
+BIN    := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint setup clean
+
+help:  ## Print the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: setup  ## Run the demo on real engines; RUNNER=v1|v2 picks the model runner, JSON=PATH keeps the numbers
+	@$(BIN)/schedloom demo --runner $(RUNNER) $(if $(JSON),--json $(JSON))
+
+test: lint  ## Lint and run every test, those on real engines included
+	@$(BIN)/pytest
+
+lint: setup  ## Check style, types and the borders between the rooms
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+setup:  ## Make or update .venv (done by the other targets too)
+	@$(PYTHON) scripts/setup.py
+
+clean:  ## Remove .venv and everything that is generated
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,31 @@
+"""Loaded by vLLM in each of its processes: lets NIXL's progress thread sleep between polls."""
+
+import os
+from typing import Any
+
+POLL_INTERVAL_MICROSECONDS = 200
+
+
+def register() -> None:
+    """Makes every NIXL agent of this process poll at an interval; does nothing where NIXL is not installed.
+
+    NIXL's Python interface fixes the interval at zero, so that an idle engine's thread occupies one core.
+    That is right beside an accelerator and wrong where the same cores compute the model.
+    """
+    os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
+    try:
+        from nixl import _api as api
+    except ImportError:
+        return
+    bindings = api.nixlBind
+    if not hasattr(bindings.nixlAgent, "polls_at_intervals"):
+        bindings.nixlAgent = _polling_at_intervals(bindings.nixlAgent)
+
+
+def _polling_at_intervals(agent_type: Any) -> Any:
+    def make_agent(name: str, configuration: Any) -> Any:
+        configuration.pthrDelay = POLL_INTERVAL_MICROSECONDS
+        return agent_type(name, configuration)
+
+    make_agent.polls_at_intervals = True  # type: ignore[attr-defined]
+    return make_agent
