@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Protocol
 
@@ -16,7 +16,12 @@ class Verdict(IntEnum):
     """Answers to an admission question, from the mildest to the strictest."""
 
     ADMIT = 0
+    DEFER = 1
+    """Not in this step; requests behind it may go first."""
+    HOLD = 2
+    """No fresh request at all in the rest of this step; requests that hold KV already still go on."""
     REJECT = 3
+    """End it with no output. Only a request with the router's mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,28 @@ class Admission:
     def __post_init__(self) -> None:
         if self.verdict is not Verdict.ADMIT and not self.reason:
             raise ValueError(f"{self.verdict.name} needs a reason: a short code such as 'no_usable_prefix'")
+
+
+class Recovery(Enum):
+    """Ways to take a running request's KV blocks away."""
+
+    OFFLOAD = "offload"
+    """Save its KV to host memory and restore it before it goes on."""
+    RECOMPUTE = "recompute"
+    """vLLM's own way: forget the KV, and compute it again before the request goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What one finished step did. ``seconds`` is the time from the end of the step before it to its own end.
+
+    ``prefill_tokens`` counts prompt tokens beyond the one token of each request; ``None`` seconds mean that the engine
+    was idle before.
+    """
+
+    requests: int
+    prefill_tokens: int
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from schedloom.core.decisions import Admission
+    from schedloom.core.decisions import Admission, Recovery, StepOutcome
     from schedloom.core.routing import Attempt, FleetView, RouteRequest, SessionOwner
     from schedloom.core.views import EngineView, RequestView
 
@@ -42,6 +42,31 @@ class EngineHooks:
         Called once at the end of the first step after the request arrived, and for requests that stay in the queue
         again from time to time. Only REJECT has an effect; anything else leaves the request to ``admit``.
         """
+
+    @hookspec
+    def recover(self, request: RequestView, view: EngineView) -> Sequence[Recovery] | None:
+        """Name the ways to take this running request's KV, best first; the first possible one is taken.
+
+        Called when the engine is about to preempt the request because it lacks KV blocks, never when it preempts to
+        reset its prefix cache. A way that proves impossible, before it had any effect, falls to the next; vLLM's own
+        RECOMPUTE stands at the end of every list. With several policies the first that answers decides.
+        """
+
+    @hookspec
+    def limit_tokens(self, request: RequestView, tokens: int, view: EngineView) -> int | None:
+        """At most this many tokens of the request's prefill in this step; 0 skips it; ``None`` sets no limit.
+
+        ``tokens`` is what the engine would compute. Called for prefill only, never for a decoding request, and not at
+        all in a step without prefill. The least answer wins. The framework keeps alignment.
+        """
+
+    @hookspec
+    def step_begin(self, view: EngineView) -> None:
+        """A scheduling step begins."""
+
+    @hookspec
+    def step_end(self, outcome: StepOutcome, view: EngineView) -> None:
+        """The output of a step has been processed."""
 
 
 class RouterHooks:

@@ -34,6 +34,8 @@ class RequestView(Protocol):
     @property
     def num_preemptions(self) -> int: ...
     @property
+    def num_computed_tokens(self) -> int: ...
+    @property
     def is_local_attempt(self) -> bool:
         """Whether the router marked it as an attempt that it can repeat through a Prefiller."""
         ...
@@ -44,6 +46,10 @@ class EngineView(Protocol):
 
     @property
     def block_size(self) -> int: ...
+    @property
+    def num_decoding(self) -> int:
+        """Running requests whose prefill is through."""
+        ...
 
     def reusable_kv(self, request: RequestView) -> ReusableKV:
         """Look up the KV that ``request`` could reuse. Changes nothing; remembered until the step moves on."""

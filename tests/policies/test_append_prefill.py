@@ -15,6 +15,7 @@ class Request:
     num_prompt_tokens: int = 4000
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_computed_tokens: int = 0
     is_local_attempt: bool = True
 
 
@@ -22,6 +23,7 @@ class Request:
 class Engine:
     reusable: ReusableKV
     block_size: int = 16
+    num_decoding: int = 0
     asked: int = 0
 
     def reusable_kv(self, request: RequestView) -> ReusableKV:

@@ -1,7 +1,7 @@
-"""The mixin that lets policies take part in vLLM's scheduling.
+"""The scheduler that lets policies take part in vLLM's scheduling.
 
-It stands before vLLM's ``Scheduler`` or ``AsyncScheduler``, overrides only the seams of ``seams.SEAMS`` and calls
-``super()`` in every one. Nothing of ``schedule()`` or ``update_from_output()`` is repeated here.
+It stands before vLLM's ``Scheduler`` or ``AsyncScheduler``, overrides only the seams of ``seams.SEAMS``, and calls
+``super()`` in every one. Nothing of ``schedule()`` or ``update_from_output()`` is repeated here or in the parts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
-from schedloom.adapters.engine.admission import Admissions
+from schedloom.adapters.engine import seams
 from schedloom.adapters.engine.trace import LogSink
 from schedloom.adapters.engine.views import VllmEngineView
 from schedloom.core.composition import PolicySet
@@ -24,50 +24,30 @@ else:
 
 
 class PolicyScheduler(_Base):
-    """A vLLM scheduler that consults ``policies``."""
+    """What all parts share: the policies, the view that they get, the sink of decisions, and turning requests away."""
 
     policies: ClassVar[PolicySet]
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._view = VllmEngineView(self)
-        self._admissions = Admissions(self.policies, self._view, LogSink())
-
-    def add_request(self, request: Any) -> None:
-        super().add_request(request)
-        self._admissions.arrive(request)
-
-    def schedule(self, throttle_prefills: bool = False) -> Any:
-        output = super().schedule(throttle_prefills)
-        self._admissions.end_step()
-        return output
+        self.view = VllmEngineView(self)
+        self.decisions = LogSink()
+        self.turned_away: dict[str, str] = {}
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if self._admissions.rejected:
-            self._end_rejected(outputs)
+        if self.turned_away:
+            self._end_turned_away(outputs)
         return outputs
-
-    def _handle_blocked_waiting_request(self, request: Any) -> bool:
-        if not super()._handle_blocked_waiting_request(request):
-            return False
-        return self._admissions.may_proceed(request)
-
-    def _get_local_prefix_cache_hit(self, request: Any, *limits: Any, **named_limits: Any) -> Any:
-        hit = self._view.take_hit(request)
-        limited = any(limit is not None for limit in (*limits, *named_limits.values()))
-        if hit is None or limited:
-            return super()._get_local_prefix_cache_hit(request, *limits, **named_limits)
-        return hit
 
     def look_up_local_prefix(self, request: Any) -> Any:
         """vLLM's own look-up: blocks, tokens, shared-prefix boundary, whether cache groups disagree."""
         return super()._get_local_prefix_cache_hit(request)
 
-    def _end_rejected(self, outputs: Any) -> None:
-        """End the turned-away requests here, where vLLM ends requests: inside ``schedule()`` its loop would break."""
-        rejected, self._admissions.rejected = self._admissions.rejected, {}
-        for request_id, reason in rejected.items():
+    def _end_turned_away(self, outputs: Any) -> None:
+        """End the requests here, where vLLM ends requests: inside ``schedule()`` its loop would break."""
+        turned_away, self.turned_away = self.turned_away, {}
+        for request_id, reason in turned_away.items():
             request = self.requests.get(request_id)
             if request is None or request.is_finished():
                 continue
@@ -75,6 +55,20 @@ class PolicyScheduler(_Base):
             self.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
             client = outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[]))
             client.outputs.append(_rejection(request, reason, self.log_stats))
+
+
+def composed(base: Any, policies: PolicySet) -> Any:
+    """A subclass of ``base``, a vLLM ``Scheduler``, that consults ``policies``; with the parts they use, and no others.
+
+    Raises SeamError when ``base`` lacks a seam.
+    """
+    from schedloom.adapters.engine.parts.admission import AdmissionPart
+    from schedloom.adapters.engine.parts.metering import MeteringPart
+    from schedloom.adapters.engine.parts.recovery import RecoveryPart
+
+    seams.check(base)
+    parts = [part for part in (AdmissionPart, MeteringPart, RecoveryPart) if any(map(policies.of, part.HOOKS))]
+    return type(f"Schedloom{base.__name__}", (*parts, PolicyScheduler, base), {"policies": policies})
 
 
 def _rejection(request: Any, reason: str, log_stats: bool) -> EngineCoreOutput:

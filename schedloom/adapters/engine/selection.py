@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from schedloom.adapters.engine import seams
 from schedloom.adapters.engine.contract import describe_engine
-from schedloom.core.composition import PolicySet, compose
+from schedloom.core.composition import compose
 from schedloom.core.config import SECTION, read_section
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.requirements import check_requirements
@@ -74,16 +73,10 @@ def scheduler_class(base: SchedulerClass, vllm_config: Any, user_class: bool = F
         raise ConfigurationError(_refusal(base))
     policies = compose(choices)
     check_requirements(policies.policies, describe_engine(vllm_config))
+    from schedloom.adapters.engine.scheduler import composed
+
     scheduler: SchedulerClass = composed(base, policies)
     return scheduler
-
-
-def composed(base: Any, policies: PolicySet) -> Any:
-    """A subclass of ``base``, a vLLM ``Scheduler``, that consults ``policies``."""
-    from schedloom.adapters.engine.scheduler import PolicyScheduler
-
-    seams.check(base)
-    return type(f"Schedloom{base.__name__}", (PolicyScheduler, base), {"policies": policies})
 
 
 def _refusal(base: SchedulerClass) -> str:

@@ -41,6 +41,10 @@ class VllmRequestView:
         return self.raw.num_preemptions  # type: ignore[no-any-return]
 
     @property
+    def num_computed_tokens(self) -> int:
+        return self.raw.num_computed_tokens  # type: ignore[no-any-return]
+
+    @property
     def is_local_attempt(self) -> bool:
         return is_marked(self.raw)
 
@@ -52,16 +56,26 @@ class VllmEngineView:
     same iteration of its loop, so that no prefix is walked twice.
     """
 
-    __slots__ = ("_hit", "_hit_of", "_scheduler")
+    __slots__ = ("_hit", "_hit_of", "_num_decoding", "_scheduler")
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._hit: CacheHit | None = None
         self._hit_of: Any = None
+        self._num_decoding: int | None = None
 
     @property
     def block_size(self) -> int:
         return self._scheduler.block_size  # type: ignore[no-any-return]
+
+    @property
+    def num_decoding(self) -> int:
+        if self._num_decoding is None:
+            self._num_decoding = sum(not request.is_prefill_chunk for request in self._scheduler.running)
+        return self._num_decoding
+
+    def begin_step(self) -> None:
+        self._num_decoding = None
 
     def reusable_kv(self, request: VllmRequestView) -> ReusableKV:
         hit = self._local_hit(request.raw)

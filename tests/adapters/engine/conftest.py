@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs an engine: install schedloom[cpu]")
 
-from schedloom.adapters.engine.selection import composed
+from schedloom.adapters.engine.scheduler import composed
 from schedloom.core.composition import PolicyChoice, compose
 from schedloom.core.registry import Registry
 from tests.adapters.engine.harness import FakeRunner, make_scheduler, stock_class, vllm_config, write_model

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from schedloom import Policy, hookimpl
-from schedloom.adapters.engine import admission
-from schedloom.adapters.engine.admission import RECHECK_INTERVAL_STEPS
+from schedloom.adapters.engine.parts import admission
+from schedloom.adapters.engine.parts.admission import RECHECK_INTERVAL_STEPS
 from schedloom.core.decisions import Admission, Verdict
 from schedloom.core.registry import Registry
 from schedloom.core.views import EngineView, RequestView

@@ -1,0 +1,68 @@
+"""Metering: how many prefill tokens a request may compute in one step."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+from schedloom.adapters.engine.hooks import HookCaller
+from schedloom.adapters.engine.scheduler import PolicyScheduler
+from schedloom.adapters.engine.views import VllmRequestView
+from schedloom.core.decisions import StepOutcome
+
+
+class MeteringPart(PolicyScheduler):
+    """The hooks ``limit_tokens``, ``step_begin`` and ``step_end``.
+
+    vLLM asks ``_reserve_prefill_lookahead`` for every request of every step, decodes too, so the limit stands in its
+    way only in steps that can have prefill.
+    """
+
+    HOOKS: ClassVar = ("limit_tokens", "step_begin", "step_end")
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._limit = HookCaller(self.policies, "limit_tokens")
+        self._step_begin = HookCaller(self.policies, "step_begin")
+        self._step_end = HookCaller(self.policies, "step_end")
+        self._stock_reserve = super()._reserve_prefill_lookahead
+        self._reserve_prefill_lookahead = self._stock_reserve
+        self._last_end: float | None = None
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        self.view.begin_step()
+        self._step_begin.tell(self.view)
+        self._reserve_prefill_lookahead = self._limited if self._can_prefill() else self._stock_reserve
+        return super().schedule(throttle_prefills)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self._step_end:
+            self._end_step(scheduler_output)
+        return outputs
+
+    def _end_step(self, scheduler_output: Any) -> None:
+        now = time.perf_counter()
+        requests = len(scheduler_output.num_scheduled_tokens)
+        prefill = scheduler_output.total_num_scheduled_tokens - requests
+        seconds = None if self._last_end is None else now - self._last_end
+        self._last_end = now if self.running else None
+        if requests:
+            self._step_end.tell(StepOutcome(requests, prefill, seconds), self.view)
+
+    def _can_prefill(self) -> bool:
+        return bool(self._limit) and bool(self.waiting or self.kv_holding_waiting or self._inflight_prefills)
+
+    def _limited(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
+        left = request.num_tokens - num_computed_tokens
+        if num_new_tokens > 1 and left > 1:
+            num_new_tokens = self._allowed(request, num_new_tokens, left)
+        return self._stock_reserve(request, num_computed_tokens, num_new_tokens)
+
+    def _allowed(self, request: Any, num_new_tokens: int, left: int) -> int:
+        view = VllmRequestView(request)
+        limits = [limit for _, limit in self._limit.ask(view, num_new_tokens, self.view)]
+        allowed = max(0, min([num_new_tokens, *limits]))
+        if allowed < left and self.need_mamba_block_aligned_split:
+            allowed -= allowed % self.block_size
+        return allowed
