@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pluggy
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
-from schedloom.core.errors import ConfigurationError
+from schedloom.core.claims import conflicts
+from schedloom.core.errors import ConfigurationError, explain
+from schedloom.core.hooks import check_hooks, specified_hooks
 from schedloom.core.hookspecs import PROJECT, SPECIFICATIONS
 from schedloom.core.policy import Policy
 from schedloom.core.registry import Registry
@@ -23,14 +24,27 @@ class PolicyChoice(BaseModel):
 
     name: str
 
+    _path: str = PrivateAttr("")
+
     @property
     def settings(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
+    @property
+    def path(self) -> str:
+        """Where in its document the policy was chosen; empty when nobody said."""
+        return self._path
+
+    def at(self, path: str) -> PolicyChoice:
+        """The same choice, known to stand at ``path``."""
+        placed = self.model_copy()
+        placed._path = path
+        return placed
+
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One policy's implementation of one hook, ready to be called with all of the hook's arguments by keyword."""
+    """One policy's implementation of one hook, ready to be called with all of the hook's arguments by position."""
 
     policy: str
     call: Callable[..., Any]
@@ -51,73 +65,75 @@ class PolicySet:
         return self.hooks.get(hook, ())
 
 
+@dataclass(frozen=True, slots=True)
+class Review:
+    """Chosen policies as far as they can be built, and all that is wrong with the choice, one sentence each."""
+
+    policies: tuple[Policy, ...]
+    complaints: tuple[str, ...]
+
+
 def compose(choices: Sequence[PolicyChoice], registry: Registry | None = None) -> PolicySet:
     """Build the policies that ``choices`` name.
 
     The order of ``choices`` does not matter: policies stand in the order of their names. Raises ConfigurationError
-    for an unknown or twice named policy, unfitting settings, or a method that implements no existing hook.
+    with the first complaint of ``review``; what has none is a composition.
+    """
+    found = review(choices, registry)
+    for complaint in found.complaints:
+        raise ConfigurationError(complaint)
+    return PolicySet(found.policies, _hook_table(found.policies))
+
+
+def review(choices: Sequence[PolicyChoice], registry: Registry | None = None) -> Review:
+    """Look at every choice and every pair of them.
+
+    Complained of are an unknown or twice named policy, one that cannot be imported or was written for newer hooks, a
+    method that implements no existing hook, unfitting settings, and two policies that cannot be on together.
     """
     registry = registry or Registry()
-    names = [choice.name for choice in choices]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(f"policy {name!r} is named {names.count(name)} times; name it once")
-    ordered = sorted(choices, key=lambda choice: choice.name)
-    policies = tuple(_build(registry.load(choice.name), choice.settings) for choice in ordered)
-    return PolicySet(policies, _hook_table(policies))
+    names = sorted(choice.name for choice in choices)
+    complaints = [
+        f"policy {name!r} is named {names.count(name)} times; name it once"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    policies: dict[str, Policy] = {}
+    for choice in sorted(choices, key=lambda choice: choice.name):
+        try:
+            policies[choice.name] = _build(choice, registry)
+        except ConfigurationError as error:
+            complaints.append(str(error))
+    built = tuple(policies.values())
+    return Review(built, (*complaints, *map(str, conflicts(built))))
 
 
-def _build(policy: type[Policy], settings: dict[str, Any]) -> Policy:
+def _build(choice: PolicyChoice, registry: Registry) -> Policy:
     try:
-        return policy(policy.Settings.model_validate(settings))
+        policy = registry.load(choice.name)
+        check_hooks(policy)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{choice.path}: {error}" if choice.path else str(error)) from error
+    try:
+        return policy(policy.Settings.model_validate(choice.settings))
     except ValidationError as error:
-        raise ConfigurationError(f"policy {policy.name!r}: {explain(error, policy.Settings)}") from error
-
-
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first complaint of ``error`` in one sentence, with the nearest known key for an unknown one."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"]) or "the section"
-    if first["type"] == "extra_forbidden":
-        from difflib import get_close_matches
-
-        known = sorted(model.model_fields)
-        close = get_close_matches(str(first["loc"][-1]), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(known) or 'none'}"
-        return f"unknown key {where!r}; {hint}"
-    return f"{where}: {first['msg']}"
+        raise ConfigurationError(f"policy {policy.name!r}: {explain(error, policy.Settings, choice.path)}") from error
 
 
 def _hook_table(policies: Sequence[Policy]) -> dict[str, tuple[Hook, ...]]:
     manager = pluggy.PluginManager(PROJECT)
     for specification in SPECIFICATIONS:
         manager.add_hookspecs(specification)
-    try:
-        for policy in policies:
-            manager.register(policy, name=policy.name)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise ConfigurationError(
-            f"policy {getattr(error.plugin, 'name', error.plugin)!r}: {' '.join(str(error).split())}"
-        ) from error
-    hooks = {name: _resolve(manager, name) for name in _hook_names()}
+    for policy in policies:
+        manager.register(policy, name=policy.name)
+    hooks = {name: _resolve(manager, name, parameters) for name, parameters in specified_hooks().items()}
     return {name: implementations for name, implementations in hooks.items() if implementations}
 
 
-def _hook_names() -> list[str]:
-    return [name for spec in SPECIFICATIONS for name in vars(spec) if not name.startswith("_")]
-
-
-def _resolve(manager: pluggy.PluginManager, name: str) -> tuple[Hook, ...]:
+def _resolve(manager: pluggy.PluginManager, name: str, specified: tuple[str, ...]) -> tuple[Hook, ...]:
     implementations = getattr(manager.hook, name).get_hookimpls()
-    specified = _parameters(name)
     hooks = [Hook(impl.plugin_name, _with_all(impl.function, impl.argnames, specified)) for impl in implementations]
     return tuple(sorted(hooks, key=lambda hook: hook.policy))
-
-
-def _parameters(name: str) -> tuple[str, ...]:
-    function = next(vars(spec)[name] for spec in SPECIFICATIONS if name in vars(spec))
-    return tuple(inspect.signature(function).parameters)[1:]
 
 
 def _with_all(function: Callable[..., Any], wanted: Sequence[str], specified: Sequence[str]) -> Callable[..., Any]:

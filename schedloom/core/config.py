@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schedloom.core.composition import PolicyChoice, explain
-from schedloom.core.errors import ConfigurationError
+from schedloom.core.composition import PolicyChoice
+from schedloom.core.errors import ConfigurationError, explain
 
-SECTION = "scheduler_config"
+SECTION: Final = "scheduler_config"
+PATH: Final = f"additional_config.{SECTION}"
+
+SWITCHES: Final = {"decoder_append_prefill_enable": "append_prefill"}
+"""Keys that switch one policy on with its defaults."""
 
 
 class SchedulerSection(BaseModel):
@@ -27,11 +31,11 @@ class SchedulerSection(BaseModel):
 
     @property
     def choices(self) -> list[PolicyChoice]:
-        """The policies that are on, switches and general form together."""
-        named = {choice.name for choice in self.policies}
-        if self.decoder_append_prefill_enable and "append_prefill" not in named:
-            return [PolicyChoice(name="append_prefill"), *self.policies]
-        return list(self.policies)
+        """The policies that are on, general form and switches together."""
+        chosen = [choice.at(f"{PATH}.policies[{place}]") for place, choice in enumerate(self.policies)]
+        named = {choice.name for choice in chosen}
+        switched = {key: name for key, name in SWITCHES.items() if getattr(self, key) and name not in named}
+        return chosen + [PolicyChoice(name=name).at(f"{PATH}.{key}") for key, name in switched.items()]
 
 
 def read_section(additional_config: Any) -> SchedulerSection:
@@ -43,10 +47,15 @@ def read_section(additional_config: Any) -> SchedulerSection:
     section = additional_config.get(SECTION) if isinstance(additional_config, Mapping) else None
     if not isinstance(section, Mapping) or not _switches_on(section):
         return SchedulerSection()
+    return parse_section(section)
+
+
+def parse_section(section: Mapping[str, Any]) -> SchedulerSection:
+    """Raises ConfigurationError for the first key that does not fit."""
     try:
         return SchedulerSection.model_validate(dict(section))
     except ValidationError as error:
-        raise ConfigurationError(f"additional_config.{SECTION}: {explain(error, SchedulerSection)}") from error
+        raise ConfigurationError(explain(error, SchedulerSection, PATH)) from error
 
 
 def _switches_on(section: Mapping[str, Any]) -> bool:

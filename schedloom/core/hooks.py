@@ -58,7 +58,7 @@ def _complaint(name: str, method: Callable[..., Any], specified: tuple[str, ...]
         return f"{name}() is a hook wrapper, and policies do not wrap each other: answer for yourself"
     for parameter in list(inspect.signature(method).parameters.values())[1:]:
         if parameter.kind is not Parameter.POSITIONAL_OR_KEYWORD:
-            return f"{name}() takes {parameter}; it must name the parameters it wants, of {', '.join(specified)}"
+            return f"{name}() must name the parameters that it wants one by one, of {', '.join(specified)}"
         if parameter.name not in specified and parameter.default is Parameter.empty:
-            return f"{name}() has no parameter {parameter.name!r}; {suggestion(parameter.name, specified)}"
+            return f"the hook {name} has no parameter {parameter.name!r}; {suggestion(parameter.name, specified)}"
     return None

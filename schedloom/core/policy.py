@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict
+
+from schedloom.core.claims import Claims
+
+API: Final = 1
+"""The version of the hook specifications. It rises when a policy may rely on something that was not there before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +31,16 @@ class Policy:
     """A scheduling policy: hook implementations over typed settings.
 
     A subclass sets ``name`` (its name in configuration, equal to its entry point's), ``Settings`` (a pydantic model
-    that refuses unknown keys), ``requires`` (what its engine must offer), and marks its methods with ``@hookimpl``.
-    It is constructed once per composition and keeps no state beyond what its hooks are told.
+    that refuses unknown keys), ``requires`` (what its engine must offer), ``claims`` (what it cannot share with other
+    policies) and ``api`` (the version of the hook specifications that it was written for), and marks its methods
+    with ``@hookimpl``. It is constructed once per composition and keeps no state beyond what its hooks are told.
     """
 
     name: ClassVar[str]
+    api: ClassVar[int] = 1
     Settings: ClassVar[type[BaseModel]] = NoSettings
     requires: ClassVar[Requirements] = Requirements()
+    claims: ClassVar[Claims] = Claims()
 
     def __init__(self, settings: Any = None) -> None:
         self.settings = settings if settings is not None else self.Settings()

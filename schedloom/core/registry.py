@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
-from schedloom.core.errors import ConfigurationError
-from schedloom.core.policy import Policy
+from schedloom.core.errors import ConfigurationError, suggestion
+from schedloom.core.hookspecs import PROJECT
+from schedloom.core.policy import API, Policy
 
 GROUP = "schedloom.policies"
 
@@ -16,7 +16,7 @@ class Registry:
     """The installed policies by name. Nothing is imported before a policy is asked for.
 
     Raises ConfigurationError when two distributions register the same name, when a name is unknown, and when a
-    policy cannot be imported or is not a ``Policy``.
+    policy cannot be imported, is not a ``Policy`` or was written for a newer schedloom.
     """
 
     def __init__(self, points: Iterable[EntryPoint] | None = None) -> None:
@@ -35,18 +35,41 @@ class Registry:
     def names(self) -> list[str]:
         return sorted(self._points)
 
+    def package(self, name: str) -> str:
+        """The distribution that brought a policy, with its version."""
+        point = self._find(name)
+        return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "unnamed"
+
+    def is_built_in(self, name: str) -> bool:
+        point = self._find(name)
+        return point.dist is not None and point.dist.name == PROJECT
+
     def load(self, name: str) -> type[Policy]:
-        point = self._points.get(name)
-        if point is None:
-            raise ConfigurationError(f"there is no policy named {name!r}; {_suggestion(name, self.names())}")
+        point = self._find(name)
         try:
             policy = point.load()
         except Exception as error:
             raise ConfigurationError(
-                f"policy {name!r} of {_origin(point)} cannot be imported: {type(error).__name__}: {error}"
+                f"policy {name!r} of {_origin(point)} cannot be imported: {_import_complaint(error)}"
             ) from error
         _check_policy(policy, point)
         return policy  # type: ignore[no-any-return]
+
+    def _find(self, name: str) -> EntryPoint:
+        if name not in self._points:
+            raise ConfigurationError(
+                f"there is no policy named {name!r}; {suggestion(name, self._points, 'installed')}"
+            )
+        return self._points[name]
+
+
+def _import_complaint(error: Exception) -> str:
+    missing = error.name if isinstance(error, ImportError) else None
+    if missing and missing.split(".")[0] == PROJECT:
+        return f"{error}; install a release of it that was made for this schedloom"
+    if isinstance(error, ModuleNotFoundError):
+        return f"the module {missing!r} is not installed; install the package again, with its dependencies"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _check_policy(policy: object, point: EntryPoint) -> None:
@@ -59,13 +82,13 @@ def _check_policy(policy: object, point: EntryPoint) -> None:
             f"policy {policy.__qualname__} is registered as {point.name!r} but calls itself "
             f"{getattr(policy, 'name', None)!r}; make the two equal"
         )
+    if policy.api > API:
+        raise ConfigurationError(
+            f"policy {point.name!r} of {_origin(point)} was written for version {policy.api} of the hooks and this "
+            f"schedloom has version {API}; install a newer schedloom, or an older release of the policy"
+        )
 
 
 def _origin(point: EntryPoint) -> str:
     package = point.dist.name if point.dist is not None else "an unnamed package"
     return f"{package} ({point.value})"
-
-
-def _suggestion(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"installed are: {', '.join(known) or 'none'}"

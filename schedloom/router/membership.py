@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from pydantic import ValidationError
 
-from schedloom.core.composition import explain
-from schedloom.core.errors import ConfigurationError
+from schedloom.core.errors import ConfigurationError, explain
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
 from schedloom.router.checks import complaint
 from schedloom.router.fleet import Fleet, Health, Worker

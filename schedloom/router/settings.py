@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from schedloom.core.composition import PolicyChoice, explain
-from schedloom.core.errors import ConfigurationError
+from schedloom.core.composition import PolicyChoice
+from schedloom.core.errors import ConfigurationError, explain
 from schedloom.core.wire import EngineContract
 
 OWNER_POLICY = "session_owner"
@@ -85,11 +85,11 @@ class RouterSettings(BaseModel):
 
     @property
     def choices(self) -> list[PolicyChoice]:
-        """The routing policies that are on, switch and general form together."""
-        named = {choice.name for choice in self.policies}
-        if self.enable_decoder_append_prefill and OWNER_POLICY not in named:
-            return [PolicyChoice(name=OWNER_POLICY), *self.policies]
-        return list(self.policies)
+        """The routing policies that are on, general form and switch together."""
+        chosen = [choice.at(f"policies[{place}]") for place, choice in enumerate(self.policies)]
+        if self.enable_decoder_append_prefill and OWNER_POLICY not in {choice.name for choice in chosen}:
+            chosen.append(PolicyChoice(name=OWNER_POLICY).at("enable_decoder_append_prefill"))
+        return chosen
 
     @property
     def append_prefill(self) -> bool:

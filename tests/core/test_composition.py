@@ -1,17 +1,17 @@
 """C1, C3: policies are composed from configuration, and what does not fit is refused in one sentence."""
 
-from collections.abc import Mapping
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import pytest
 
 from schedloom import Policy, hookimpl
-from schedloom.core.composition import PolicyChoice, compose
+from schedloom.core.composition import PolicyChoice, compose, review
 from schedloom.core.decisions import Admission, Verdict
 from schedloom.core.errors import ConfigurationError
-from schedloom.core.registry import Registry
+from schedloom.core.registry import GROUP, Registry
 from schedloom.core.reuse import UsablePrefixRule
+from tests.core.fakes import FakeRegistry
 
 
 class Few(Policy):
@@ -24,30 +24,7 @@ class Few(Policy):
         return Admission(Verdict.REJECT, "seen", {"view": str(view)})
 
 
-class Misspelled(Policy):
-    name = "misspelled"
-
-    @hookimpl
-    def admitt(self, request: object) -> None: ...
-
-
-class WrongArgument(Policy):
-    name = "wrong_argument"
-
-    @hookimpl
-    def admit(self, requests: object) -> None: ...
-
-
-class FakeRegistry(Registry):
-    def __init__(self, policies: Mapping[str, type[Policy]]) -> None:
-        super().__init__([])
-        self.policies = policies
-
-    def load(self, name: str) -> type[Policy]:
-        return self.policies[name]
-
-
-FAKES = FakeRegistry({policy.name: policy for policy in (Few, Misspelled, WrongArgument)})
+FAKES = FakeRegistry({Few.name: Few})
 
 
 def choice(name: str, **settings: Any) -> PolicyChoice:
@@ -96,14 +73,25 @@ def test_unfitting_choices_are_refused(choices: list[PolicyChoice], message: str
         compose(choices)
 
 
-def test_a_misspelled_hook_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"'misspelled'.*admitt"):
-        compose([choice("misspelled")], FAKES)
+def test_what_is_wrong_is_told_with_its_place() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        compose([choice("append_prefill", max_apend_tokens=1).at("a.policies[1]")])
+    assert str(refused.value) == (
+        "policy 'append_prefill': unknown key 'a.policies[1].max_apend_tokens'; did you mean 'max_append_tokens'?"
+    )
+    with pytest.raises(ConfigurationError, match=r"^a\.policies\[0\]: there is no policy named 'apend_prefill'"):
+        compose([choice("apend_prefill").at("a.policies[0]")])
 
 
-def test_an_argument_that_the_hook_does_not_have_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"'wrong_argument'.*requests"):
-        compose([choice("wrong_argument")], FAKES)
+def test_a_review_tells_everything_at_once_and_in_the_order_of_names() -> None:
+    wrong = [choice("session_owner", a=1), choice("no_such"), choice("few"), choice("few")]
+    found = review(wrong, Registry([*entry_points(group=GROUP), EntryPoint("few", f"{__name__}:Few", GROUP)]))
+    assert [complaint.split(";")[0] for complaint in found.complaints] == [
+        "policy 'few' is named 2 times",
+        "there is no policy named 'no_such'",
+        "policy 'session_owner': unknown key 'a'",
+    ]
+    assert [policy.name for policy in found.policies] == ["few"]
 
 
 def test_a_rejection_needs_a_reason() -> None:

@@ -45,13 +45,16 @@ def test_off_or_absent_is_off_whatever_else_stands_there(additional: Any) -> Non
     [
         (
             {"decoder_append_prefill_enable": True, "polices": []},
-            "additional_config.scheduler_config: unknown key 'polices'; did you mean 'policies'",
+            "unknown key 'additional_config.scheduler_config.polices'; did you mean 'policies'",
         ),
         (
             {"decoder_append_prefill_enable": "perhaps"},
             "decoder_append_prefill_enable: Input should be a valid boolean",
         ),
-        ({"policies": [{"max_append_tokens": 5}]}, r"policies\.0\.name: Field required"),
+        (
+            {"policies": [{"max_append_tokens": 5}]},
+            r"additional_config\.scheduler_config\.policies\[0\]\.name: Field required",
+        ),
     ],
 )
 def test_a_section_that_is_on_must_fit(section: Any, message: str) -> None:

@@ -1,11 +1,15 @@
 """C2: policies are found through entry points, built-in ones like anybody else's."""
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
+import schedloom
 from schedloom import Policy
 from schedloom.core.errors import ConfigurationError
+from schedloom.core.policy import API
 from schedloom.core.registry import GROUP, Registry
 from schedloom.policies.append_prefill import AppendPrefill
 from schedloom.policies.session_owner import SessionOwnerRouting
@@ -36,10 +40,50 @@ def test_two_packages_with_one_name_are_refused() -> None:
         Registry([point("x", "a:A"), point("x", "b:B")])
 
 
-def test_a_policy_that_cannot_be_imported_is_named() -> None:
-    registry = Registry([point("x", "no_such_module:X")])
-    with pytest.raises(ConfigurationError, match=r"policy 'x' of .*no_such_module:X.* cannot be imported"):
-        registry.load("x")
+@pytest.fixture
+def importing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Registry]:
+    """A registry with one policy, whose module has the given source."""
+
+    def registry(source: str) -> Registry:
+        module = f"module_{tmp_path.name.replace('-', '_')}"
+        (tmp_path / f"{module}.py").write_text(source)
+        return Registry([point("x", f"{module}:X")])
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("import no_such_module", r"the module 'no_such_module' is not installed; install the package again"),
+        ("from schedloom.core.later import Y", r"No module named 'schedloom\.core\.later'; install a release of it"),
+        (
+            "from schedloom import Y",
+            r"cannot import name 'Y' from 'schedloom'.*; install a release of it that was made",
+        ),
+        ("1 / 0", r"ZeroDivisionError: division by zero"),
+        ("", r"AttributeError: module .* has no attribute 'X'"),
+    ],
+)
+def test_a_policy_that_cannot_be_imported_is_named(
+    importing: Callable[[str], Registry], source: str, sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"policy 'x' of .*:X\) cannot be imported: {sentence}"):
+        importing(source).load("x")
+
+
+def test_a_policy_for_newer_hooks_is_refused(importing: Callable[[str], Registry]) -> None:
+    source = f"import schedloom\nclass X(schedloom.Policy):\n    name = 'x'\n    api = {API + 1}"
+    sentence = f"'x' of .* was written for version {API + 1} of the hooks and this schedloom has version {API}"
+    with pytest.raises(ConfigurationError, match=sentence):
+        importing(source).load("x")
+
+
+def test_a_policy_knows_who_brought_it() -> None:
+    assert Registry().package("append_prefill") == f"schedloom {schedloom.__version__}"
+    assert Registry().is_built_in("append_prefill")
+    assert not Registry([point("x", "a:A")]).is_built_in("x")
 
 
 def test_an_entry_point_that_is_no_policy_is_refused() -> None:

@@ -47,13 +47,13 @@ def test_the_switch_names_the_policy_and_keeps_a_named_ones_settings() -> None:
         ({"workers": [{"url": "ftp://h:1"}]}, "write it as http://host:port"),
         ({"workers": [{"url": "http://user@h:1"}]}, "write it as http://host:port"),
         ({"workers": [{"url": "http://h:1?a=b"}]}, "write it as http://host:port"),
-        ({"workers": [{"url": "http://h:1", "role": "both"}]}, "workers.0.role"),
+        ({"workers": [{"url": "http://h:1", "role": "both"}]}, "workers[0].role"),
         ({"workers": WORKERS, "port": 70000}, "port: Input should be less than"),
         (
             {"workers": WORKERS, "handoff_timeout_seconds": 0},
             "handoff_timeout_seconds: Input should be greater",
         ),
-        ({"workers": [{"url": "http://h:1", "contract": {"role": "consumer"}}]}, "workers.0.contract.models"),
+        ({"workers": [{"url": "http://h:1", "contract": {"role": "consumer"}}]}, "workers[0].contract.models"),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_sentence(values: dict[str, Any], sentence: str) -> None:

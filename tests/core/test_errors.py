@@ -1,0 +1,71 @@
+"""C3: a wrong key or value is told with its whole path and the nearest known key, at every depth."""
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from schedloom.core.errors import explain, suggestion
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Bucket(Strict):
+    size: Annotated[int, Field(ge=1)] = 1
+
+
+class Fixed(Strict):
+    kind: Literal["fixed"]
+    seconds: float = 1.0
+
+
+class Learnt(Strict):
+    kind: Literal["learnt"]
+    half_life: float = 1.0
+
+
+class Settings(Strict):
+    buckets: list[Bucket] = []
+    by_tenant: dict[str, Bucket] = {}
+    default: Bucket | None = None
+    model: Annotated[Fixed | Learnt | None, Field(discriminator="kind")] = None
+    even: int = 0
+
+    @field_validator("even")
+    @classmethod
+    def _is_even(cls, value: int) -> int:
+        if value % 2:
+            raise ValueError("write an even number")
+        return value
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"bucket": []}, "unknown key 'at[1].bucket'; did you mean 'buckets'?"),
+        ({"buckets": [{}, {"sizes": 1}]}, "unknown key 'at[1].buckets[1].sizes'; did you mean 'size'?"),
+        ({"by_tenant": {"a": {"sizze": 1}}}, "unknown key 'at[1].by_tenant.a.sizze'; did you mean 'size'?"),
+        ({"default": {"far": 1}}, "unknown key 'at[1].default.far'; known are: size"),
+        ({"model": {"kind": "learnt", "half_lif": 1}}, "unknown key 'at[1].model.learnt.half_lif'; did you mean"),
+        ({"buckets": [{"size": 0}]}, "at[1].buckets[0].size: Input should be greater than or equal to 1"),
+        ({"even": 3}, "at[1].even: write an even number"),
+        ([], "at[1]: Input should be a valid dictionary"),
+    ],
+)
+def test_the_first_complaint_in_a_sentence(settings: object, sentence: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings.model_validate(settings)
+    assert explain(refused.value, Settings, "at[1]").startswith(sentence)
+
+
+def test_without_a_path_the_complaint_starts_at_the_key() -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings.model_validate({"buckets": [{"sizes": 1}]})
+    assert explain(refused.value, Settings) == "unknown key 'buckets[0].sizes'; did you mean 'size'?"
+
+
+def test_far_from_every_known_name_all_are_told() -> None:
+    assert suggestion("zzz", ["b", "a"]) == "known are: a, b"
+    assert suggestion("zzz", []) == "known are: none"
