@@ -59,10 +59,11 @@ def require_supported_interpreter() -> None:
 
 
 def fingerprint() -> str:
-    """A hash over everything that decides what is installed."""
-    digest = hashlib.sha256(f"{sys.version}{ROOT}".encode())
+    """A hash over everything that decides what is installed; the tools' settings in pyproject.toml do not."""
+    project, _, _ = (ROOT / "pyproject.toml").read_text().partition("\n[tool.ruff")
+    digest = hashlib.sha256(repr((sys.version, str(ROOT), project)).encode())
     sources = [path for path in (ROOT / "packages").rglob("*") if path.suffix in {".py", ".toml"}]
-    for path in [ROOT / "pyproject.toml", Path(__file__), *sorted(sources)]:
+    for path in [Path(__file__), *sorted(sources)]:
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -76,9 +77,9 @@ def make_environment() -> None:
 
 
 def is_environment_of_this_version() -> bool:
-    """Whether `.venv` exists and was made by an interpreter of this one's version."""
+    """Whether `.venv` is complete and was made by an interpreter of this one's version."""
     major, minor = sys.version_info[:2]
-    return PYTHON.exists() and (VENV / "lib" / f"python{major}.{minor}").is_dir()
+    return PYTHON.exists() and (VENV / "bin" / f"pip{major}.{minor}").exists()
 
 
 def install_packages() -> None:

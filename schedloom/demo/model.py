@@ -13,11 +13,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors.numpy import save_file
-
-SEED = 7
 LAYERS = 4
 HIDDEN = 512
 INTERMEDIATE = 1536
@@ -29,13 +24,6 @@ SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|pad|>")
 VOCABULARY = 256 + len(SPECIAL_TOKENS)
 # Without "<" an answer never spells a special token.
 ANSWER_TOKENS = [byte for byte in range(0x20, 0x7F) if byte != ord("<")]
-# This channel of the residual stream is 1 for every token and no layer writes to it: the output head, which has
-# no bias of its own, uses it as one against every token that must not appear in an answer.
-BIAS_CHANNEL = 0
-BIAS = -100.0
-# Attention this sharp makes the next token depend on the whole context: answers vary, a wrong KV block shows.
-QUERY_SCALE = 4.0
-LOGIT_SCALE = 3.0
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -44,16 +32,15 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-Array = NDArray[np.float32]
-
 
 def cached_model(cache: Path | None = None) -> Path:
     """The folder of the demo's model below `cache` (by default the user's), made there at the first call.
 
-    Safe to call from several processes at once. A new version of this module gets a folder of its own.
+    Safe to call from several processes at once. A model made by other code gets a folder of its own.
     """
     base = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "schedloom"
-    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    sources = [Path(__file__), Path(__file__).with_name("weights.py")]
+    version = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     directory = base / f"demo-model-{version}"
     if not directory.exists():
         _make_whole_or_not_at_all(directory)
@@ -64,7 +51,10 @@ def make_model(directory: Path) -> None:
     """Writes configuration, tokenizer and weights (float32, about 45 MB) to `directory`, which must exist."""
     for name, content in _metadata().items():
         (directory / name).write_text(json.dumps(content, indent=1))
-    save_file(_weights(np.random.default_rng(SEED)), directory / "model.safetensors", {"format": "pt"})
+    # Not at the top: numpy comes with an engine, and `schedloom` has to load without one.
+    from schedloom.demo.weights import write_weights
+
+    write_weights(directory / "model.safetensors")
 
 
 def _make_whole_or_not_at_all(directory: Path) -> None:
@@ -136,53 +126,3 @@ def _byte_vocabulary() -> dict[str, int]:
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     substitutes = itertools.count(256)
     return {chr(byte if byte in visible else next(substitutes)): byte for byte in range(256)}
-
-
-def _weights(random: np.random.Generator) -> dict[str, Array]:
-    embedding = random.standard_normal((VOCABULARY, HIDDEN), np.float32)
-    embedding[:, BIAS_CHANNEL] = 1
-    weights = {
-        "model.embed_tokens.weight": embedding,
-        "model.norm.weight": np.ones(HIDDEN, np.float32),
-        "lm_head.weight": _output_head(random),
-    }
-    for layer in range(LAYERS):
-        weights |= {f"model.layers.{layer}.{name}.weight": array for name, array in _layer(random).items()}
-    return weights
-
-
-def _output_head(random: np.random.Generator) -> Array:
-    head = np.zeros((VOCABULARY, HIDDEN), np.float32)
-    head[ANSWER_TOKENS] = LOGIT_SCALE * _matrix(random, len(ANSWER_TOKENS), HIDDEN)
-    head[:, BIAS_CHANNEL] = BIAS
-    head[ANSWER_TOKENS, BIAS_CHANNEL] = 0
-    return head
-
-
-def _layer(random: np.random.Generator) -> dict[str, Array]:
-    return {
-        "input_layernorm": np.ones(HIDDEN, np.float32),
-        "self_attn.q_proj": _matrix(random, HEADS * HEAD_DIM, HIDDEN),
-        "self_attn.k_proj": _matrix(random, KV_HEADS * HEAD_DIM, HIDDEN),
-        "self_attn.v_proj": _matrix(random, KV_HEADS * HEAD_DIM, HIDDEN),
-        "self_attn.o_proj": _residual_matrix(random, HEADS * HEAD_DIM),
-        "self_attn.q_norm": np.full(HEAD_DIM, QUERY_SCALE, np.float32),
-        "self_attn.k_norm": np.ones(HEAD_DIM, np.float32),
-        "post_attention_layernorm": np.ones(HIDDEN, np.float32),
-        "mlp.gate_proj": _matrix(random, INTERMEDIATE, HIDDEN),
-        "mlp.up_proj": _matrix(random, INTERMEDIATE, HIDDEN),
-        "mlp.down_proj": _residual_matrix(random, INTERMEDIATE),
-    }
-
-
-def _matrix(random: np.random.Generator, rows: int, columns: int) -> Array:
-    """Keeps the variance of what it multiplies."""
-    matrix = random.standard_normal((rows, columns), np.float32)
-    matrix /= np.sqrt(columns)
-    return matrix
-
-
-def _residual_matrix(random: np.random.Generator, columns: int) -> Array:
-    matrix = _matrix(random, HIDDEN, columns)
-    matrix[BIAS_CHANNEL] = 0
-    return matrix

@@ -1,0 +1,66 @@
+"""The separate distribution that lets vLLM serve from a CPU."""
+
+import subprocess
+import sys
+from importlib.metadata import requires
+from types import SimpleNamespace
+
+import nixl
+import pytest
+from triton.backends import backends
+from triton.backends.compiler import GPUTarget
+
+from schedloom_cpu_engine import check, plugin
+
+
+def test_triton_finds_the_backend_by_its_entry_point() -> None:
+    assert backends["cpu"].compiler.supports_target(GPUTarget("cpu", 0, 1))
+    assert not backends["cpu"].compiler.supports_target(GPUTarget("cuda", 90, 32))
+
+
+def test_the_driver_is_active_only_while_kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert not backends["cpu"].driver.is_active()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert backends["cpu"].driver.is_active()
+    assert str(backends["cpu"].driver().get_active_torch_device()) == "cpu"
+
+
+def test_compiling_a_kernel_is_refused_with_the_remedy() -> None:
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
+        backends["cpu"].compiler(GPUTarget("cpu", 0, 1)).add_stages({}, None, None)
+
+
+def test_every_nixl_agent_pauses_between_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, int]] = []
+    bindings = nixl._api.nixlBind
+    monkeypatch.setattr(bindings, "nixlAgent", lambda name, settings: made.append((name, settings.pthrDelay)))
+    plugin.register()
+    wrapped = bindings.nixlAgent
+    plugin.register()
+    assert bindings.nixlAgent is wrapped
+    bindings.nixlAgent("agent", SimpleNamespace(pthrDelay=0))
+    assert made == [("agent", plugin.POLL_INTERVAL_MICROSECONDS)]
+
+
+def test_a_package_that_cannot_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "INCOMPATIBLE", ("torchvision", "json"))
+    with pytest.raises(check.Unusable, match="pip uninstall json"):
+        check.incompatible_packages_are_absent()
+
+
+def test_a_module_that_does_not_import_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl._api", None)
+    with pytest.raises(check.Unusable, match=r"^nixl\._api does not import: "):
+        check.transfer_library_loads()
+
+
+def test_schedloom_itself_asks_for_no_engine() -> None:
+    base = [line for line in requires("schedloom") or [] if "extra ==" not in line]
+    assert base and not [line for line in base if line.startswith(("torch", "vllm", "nixl", "schedloom-cpu"))]
+
+
+def test_the_command_line_works_without_an_engine() -> None:
+    hide = "import sys; sys.modules.update(dict.fromkeys(['torch', 'vllm', 'nixl', 'triton', 'numpy'])); "
+    run = "sys.argv = ['schedloom', '--help']; from schedloom.cli import main; main()"
+    subprocess.run([sys.executable, "-c", hide + run], check=True, capture_output=True)
