@@ -21,24 +21,24 @@ class Requirements:
     prefix_caching: bool = False
 
 
-class NoSettings(BaseModel):
-    """The settings of a policy that has none."""
+class PolicySettings(BaseModel):
+    """The base of a policy's settings: unknown keys are refused, and a docstring under a field describes it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Policy:
     """A scheduling policy: hook implementations over typed settings.
 
-    A subclass sets ``name`` (its name in configuration, equal to its entry point's), ``Settings`` (a pydantic model
-    that refuses unknown keys), ``requires`` (what its engine must offer), ``claims`` (what it cannot share with other
+    A subclass sets ``name`` (its name in configuration, equal to its entry point's), ``Settings`` (a
+    ``PolicySettings``), ``requires`` (what its engine must offer), ``claims`` (what it cannot share with other
     policies) and ``api`` (the version of the hook specifications that it was written for), and marks its methods
     with ``@hookimpl``. It is constructed once per composition and keeps no state beyond what its hooks are told.
     """
 
     name: ClassVar[str]
     api: ClassVar[int] = 1
-    Settings: ClassVar[type[BaseModel]] = NoSettings
+    Settings: ClassVar[type[BaseModel]] = PolicySettings
     requires: ClassVar[Requirements] = Requirements()
     claims: ClassVar[Claims] = Claims()
 

@@ -82,6 +82,11 @@ def _check_policy(policy: object, point: EntryPoint) -> None:
             f"policy {policy.__qualname__} is registered as {point.name!r} but calls itself "
             f"{getattr(policy, 'name', None)!r}; make the two equal"
         )
+    if policy.Settings.model_config.get("extra") != "forbid":
+        raise ConfigurationError(
+            f"policy {point.name!r} of {_origin(point)} takes any setting, misspelled ones too; "
+            "derive its Settings from schedloom.PolicySettings"
+        )
     if policy.api > API:
         raise ConfigurationError(
             f"policy {point.name!r} of {_origin(point)} was written for version {policy.api} of the hooks and this "

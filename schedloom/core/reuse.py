@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from schedloom.core.policy import PolicySettings
 from schedloom.core.views import ReusableKV
 
 
-class UsablePrefixRule(BaseModel):
+class UsablePrefixRule(PolicySettings):
     """A prefix is usable when enough of it need not be computed, and little enough is left to compute.
 
-    ``min_reused_tokens``: reused tokens (resident plus restorable) must reach this. It only sorts out attempts that
-    have nothing to gain; in the agentic sessions behind ``docs/append-prefill.md`` 90% of follow-up turns reuse at
-    least 95% of a prompt of 100,000 tokens.
-    ``max_append_tokens``: the suffix left to compute must not exceed this. 77% of the follow-up turns measured there
-    append fewer than 2,048 tokens; longer suffixes belong to a Prefiller, because they stall the Decoder's streams.
+    The defaults come from the agentic sessions behind ``docs/append-prefill.md``: 90% of the follow-up turns there
+    reuse at least 95% of a prompt of 100,000 tokens, and 77% append fewer than 2,048 tokens.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     min_reused_tokens: Annotated[int, Field(ge=1)] = 128
+    """Tokens, resident or restorable, that must not need computing. It sorts out attempts with nothing to gain."""
+
     max_append_tokens: Annotated[int, Field(ge=1)] = 2048
+    """Tokens that may be left to compute. A longer suffix would stall the Decoder's streams; it is a Prefiller's."""
 
     def allows(self, num_prompt_tokens: int, reused_tokens: int) -> bool:
         append_tokens = num_prompt_tokens - reused_tokens

@@ -80,6 +80,12 @@ def test_a_policy_for_newer_hooks_is_refused(importing: Callable[[str], Registry
         importing(source).load("x")
 
 
+def test_settings_that_take_anything_are_refused(importing: Callable[[str], Registry]) -> None:
+    source = "import pydantic, schedloom\nclass X(schedloom.Policy):\n    name = 'x'\n    Settings = pydantic.BaseModel"
+    with pytest.raises(ConfigurationError, match=r"'x' of .* takes any setting.*schedloom\.PolicySettings"):
+        importing(source).load("x")
+
+
 def test_a_policy_knows_who_brought_it() -> None:
     assert Registry().package("append_prefill") == f"schedloom {schedloom.__version__}"
     assert Registry().is_built_in("append_prefill")
