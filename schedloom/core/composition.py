@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from schedloom.core.claims import conflicts
 from schedloom.core.errors import ConfigurationError, explain
-from schedloom.core.hooks import check_hooks, specified_hooks
+from schedloom.core.hooks import Side, check_hooks, hooks_of, side_of, specified_hooks
 from schedloom.core.hookspecs import PROJECT, SPECIFICATIONS
 from schedloom.core.policy import Policy
 from schedloom.core.registry import Registry
@@ -73,23 +73,24 @@ class Review:
     complaints: tuple[str, ...]
 
 
-def compose(choices: Sequence[PolicyChoice], registry: Registry | None = None) -> PolicySet:
-    """Build the policies that ``choices`` name.
+def compose(choices: Sequence[PolicyChoice], registry: Registry | None = None, side: Side | None = None) -> PolicySet:
+    """Build the policies that ``choices`` name, for one ``side`` or for both.
 
     The order of ``choices`` does not matter: policies stand in the order of their names. Raises ConfigurationError
     with the first complaint of ``review``; what has none is a composition.
     """
-    found = review(choices, registry)
+    found = review(choices, registry, side)
     for complaint in found.complaints:
         raise ConfigurationError(complaint)
     return PolicySet(found.policies, _hook_table(found.policies))
 
 
-def review(choices: Sequence[PolicyChoice], registry: Registry | None = None) -> Review:
+def review(choices: Sequence[PolicyChoice], registry: Registry | None = None, side: Side | None = None) -> Review:
     """Look at every choice and every pair of them.
 
     Complained of are an unknown or twice named policy, one that cannot be imported or was written for newer hooks, a
-    method that implements no existing hook, unfitting settings, and two policies that cannot be on together.
+    method that implements no existing hook, unfitting settings, a policy with nothing to do on ``side``, and two
+    policies that cannot be on together.
     """
     registry = registry or Registry()
     names = sorted(choice.name for choice in choices)
@@ -101,23 +102,32 @@ def review(choices: Sequence[PolicyChoice], registry: Registry | None = None) ->
     policies: dict[str, Policy] = {}
     for choice in sorted(choices, key=lambda choice: choice.name):
         try:
-            policies[choice.name] = _build(choice, registry)
+            policies[choice.name] = _build(choice, registry, side)
         except ConfigurationError as error:
             complaints.append(str(error))
     built = tuple(policies.values())
     return Review(built, (*complaints, *map(str, conflicts(built))))
 
 
-def _build(choice: PolicyChoice, registry: Registry) -> Policy:
+def _build(choice: PolicyChoice, registry: Registry, side: Side | None) -> Policy:
     try:
         policy = registry.load(choice.name)
         check_hooks(policy)
+        _check_side(policy, side)
     except ConfigurationError as error:
         raise ConfigurationError(f"{choice.path}: {error}" if choice.path else str(error)) from error
     try:
         return policy(policy.Settings.model_validate(choice.settings))
     except ValidationError as error:
         raise ConfigurationError(f"policy {policy.name!r}: {explain(error, policy.Settings, choice.path)}") from error
+
+
+def _check_side(policy: type[Policy], side: Side | None) -> None:
+    sides = {side_of(hook) for hook in hooks_of(policy)}
+    if side and side not in sides:
+        raise ConfigurationError(
+            f"policy {policy.name!r} has no hook that the {side} calls; choose it for the {' or '.join(sides)}"
+        )
 
 
 def _hook_table(policies: Sequence[Policy]) -> dict[str, tuple[Hook, ...]]:

@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import Parameter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from schedloom.core.errors import ConfigurationError, suggestion
-from schedloom.core.hookspecs import PROJECT, SPECIFICATIONS
+from schedloom.core.hookspecs import PROJECT, SPECIFICATIONS, EngineHooks, RouterHooks
 
 if TYPE_CHECKING:
     from schedloom.core.policy import Policy
 
+Side = Literal["engine", "router"]
+
+_SIDES: Final[Mapping[Side, type]] = {"engine": EngineHooks, "router": RouterHooks}
 _MARK: Final = f"{PROJECT}_impl"
 
 
@@ -23,6 +26,11 @@ def specified_hooks() -> Mapping[str, tuple[str, ...]]:
     """The parameters of every hook, by the hook's name, in the order of the specifications."""
     hooks = ((name, spec) for family in SPECIFICATIONS for name, spec in vars(family).items() if name[0] != "_")
     return MappingProxyType({name: tuple(inspect.signature(spec).parameters)[1:] for name, spec in hooks})
+
+
+def side_of(hook: str) -> Side:
+    """Who calls ``hook``."""
+    return next(side for side, family in _SIDES.items() if hook in vars(family))
 
 
 def hooks_of(policy: type[Policy]) -> dict[str, Callable[..., Any]]:

@@ -83,6 +83,12 @@ def test_what_is_wrong_is_told_with_its_place() -> None:
         compose([choice("apend_prefill").at("a.policies[0]")])
 
 
+def test_a_policy_with_nothing_to_do_on_its_side_is_refused() -> None:
+    assert compose([choice("append_prefill")], side="engine").names == ["append_prefill"]
+    with pytest.raises(ConfigurationError, match="'append_prefill' has no hook that the router calls.*for the engine"):
+        compose([choice("append_prefill")], side="router")
+
+
 def test_a_review_tells_everything_at_once_and_in_the_order_of_names() -> None:
     wrong = [choice("session_owner", a=1), choice("no_such"), choice("few"), choice("few")]
     found = review(wrong, Registry([*entry_points(group=GROUP), EntryPoint("few", f"{__name__}:Few", GROUP)]))
