@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
+from schedloom.commands.config import config
+from schedloom.commands.doctor import doctor
+from schedloom.commands.explain import explain
+from schedloom.commands.new_policy import new_policy
+from schedloom.commands.policies import policies
+from schedloom.core.errors import ConfigurationError
 from schedloom.demo.command import demo
 from schedloom.router.commands import route
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-app.command()(demo)
-app.command()(route)
+for command in (route, policies, explain, doctor, new_policy, demo):
+    app.command()(command)
+app.add_typer(config, name="config")
 
 
 def main() -> None:
-    app(prog_name="schedloom")
+    """What cannot be used as it stands ends the command with one sentence and status 1."""
+    try:
+        app(prog_name="schedloom")
+    except ConfigurationError as error:
+        print(f"schedloom: {error}", file=sys.stderr)
+        sys.exit(1)

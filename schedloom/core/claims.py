@@ -54,9 +54,9 @@ class Conflict:
         return f"policies {self.first!r} and {self.second!r} cannot be on together: {self.reason}"
 
 
-def owned_by(policy: Policy) -> frozenset[str]:
+def owned_by(policy: type[Policy]) -> frozenset[str]:
     """What ``policy`` claims for itself alone, by word or by the hooks it implements."""
-    return policy.claims.owns | {_HOOK_OWNERSHIP[hook] for hook in hooks_of(type(policy)) if hook in _HOOK_OWNERSHIP}
+    return policy.claims.owns | {_HOOK_OWNERSHIP[hook] for hook in hooks_of(policy) if hook in _HOOK_OWNERSHIP}
 
 
 def conflicts(policies: Sequence[Policy]) -> list[Conflict]:
@@ -66,7 +66,8 @@ def conflicts(policies: Sequence[Policy]) -> list[Conflict]:
 
 
 def _between(first: Policy, second: Policy) -> list[Conflict]:
-    reasons = [f"both decide {resource}" for resource in sorted(owned_by(first) & owned_by(second))]
+    shared = owned_by(type(first)) & owned_by(type(second))
+    reasons = [f"both decide {resource}" for resource in sorted(shared)]
     for one, other in ((first, second), (second, first)):
         if other.name in one.claims.refuses:
             reasons.append(one.claims.refuses[other.name])

@@ -21,11 +21,12 @@ def suggestion(name: str, known: Iterable[str], described: str = "known") -> str
 
 
 def explain(error: ValidationError, model: type[BaseModel], path: str = "") -> str:
-    """The first complaint of ``error`` in one sentence, with its place under ``path``, where ``model`` stands.
+    """One complaint of ``error`` in one sentence, with its place under ``path``, where ``model`` stands.
 
-    An unknown key is told together with the nearest key that is known in its place.
+    An unknown key is told together with the nearest key that is known in its place, and before anything else: a
+    misspelled key is the usual reason for a missing one.
     """
-    first = error.errors()[0]
+    first = min(error.errors(), key=lambda complaint: complaint["type"] != "extra_forbidden")
     location = first["loc"]
     where = place(path, location) or "the section"
     if first["type"] == "extra_forbidden":

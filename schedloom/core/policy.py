@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict
@@ -19,6 +19,11 @@ class Requirements:
 
     decoder: bool = False
     prefix_caching: bool = False
+
+    @property
+    def needed(self) -> list[str]:
+        """The names of the conditions."""
+        return [condition.name for condition in fields(self) if getattr(self, condition.name)]
 
 
 class PolicySettings(BaseModel):

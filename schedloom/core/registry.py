@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 
 from schedloom.core.errors import ConfigurationError, suggestion
 from schedloom.core.hookspecs import PROJECT
@@ -35,14 +35,18 @@ class Registry:
     def names(self) -> list[str]:
         return sorted(self._points)
 
+    def distribution(self, name: str) -> Distribution | None:
+        """Who brought a policy."""
+        return self._find(name).dist
+
     def package(self, name: str) -> str:
-        """The distribution that brought a policy, with its version."""
-        point = self._find(name)
-        return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "unnamed"
+        """Who brought a policy, with the version."""
+        brought_by = self.distribution(name)
+        return f"{brought_by.name} {brought_by.version}" if brought_by is not None else "unnamed"
 
     def is_built_in(self, name: str) -> bool:
-        point = self._find(name)
-        return point.dist is not None and point.dist.name == PROJECT
+        brought_by = self.distribution(name)
+        return brought_by is not None and brought_by.name == PROJECT
 
     def load(self, name: str) -> type[Policy]:
         point = self._find(name)

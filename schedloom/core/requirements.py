@@ -27,7 +27,7 @@ def _complaint(policy: Policy, engine: EngineContract) -> str | None:
         )
     if needs.prefix_caching and not engine.prefix_caching:
         return "needs the prefix cache: start the engine with --enable-prefix-caching"
-    if QUEUE_ORDER in owned_by(policy) and engine.scheduling_policy != "fcfs":
+    if QUEUE_ORDER in owned_by(type(policy)) and engine.scheduling_policy != "fcfs":
         return (
             f"decides {QUEUE_ORDER}, and so does vLLM with --scheduling-policy {engine.scheduling_policy}: "
             "start the engine with --scheduling-policy fcfs"

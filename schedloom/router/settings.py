@@ -60,6 +60,7 @@ class RouterSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    kind: Literal["router"] = "router"
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     workers: Annotated[list[WorkerSettings], Field(min_length=1)]

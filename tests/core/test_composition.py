@@ -85,7 +85,7 @@ def test_what_is_wrong_is_told_with_its_place() -> None:
 
 def test_a_policy_with_nothing_to_do_on_its_side_is_refused() -> None:
     assert compose([choice("append_prefill")], side="engine").names == ["append_prefill"]
-    with pytest.raises(ConfigurationError, match="'append_prefill' has no hook that the router calls.*for the engine"):
+    with pytest.raises(ConfigurationError, match=r"'append_prefill' has no hook that the router calls.*for the engine"):
         compose([choice("append_prefill")], side="router")
 
 

@@ -51,6 +51,7 @@ class Settings(Strict):
         ({"model": {"kind": "learnt", "half_lif": 1}}, "unknown key 'at[1].model.learnt.half_lif'; did you mean"),
         ({"buckets": [{"size": 0}]}, "at[1].buckets[0].size: Input should be greater than or equal to 1"),
         ({"even": 3}, "at[1].even: write an even number"),
+        ({"model": {"kind": "fixed"}, "even": 1, "odd": 2}, "unknown key 'at[1].odd'; known are:"),
         ([], "at[1]: Input should be a valid dictionary"),
     ],
 )

@@ -1,0 +1,123 @@
+"""Configuration files: which side they are for, and what they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from schedloom.core.composition import PolicyChoice
+from schedloom.core.config import PATH, SECTION
+from schedloom.core.errors import ConfigurationError, explain, suggestion
+from schedloom.core.hooks import Side
+
+GROUP: Final = "schedloom.configurations"
+"""Entry points that name the pydantic model of each side's configuration."""
+
+_ADDITIONAL: Final = ("additional_config", "additional-config")
+_ROOT: Final[Mapping[Side, str]] = {"engine": PATH, "router": ""}
+
+
+class Section(Protocol):
+    """What the models of all sides have in common."""
+
+    @property
+    def choices(self) -> list[PolicyChoice]: ...
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The configuration of one side."""
+
+    side: Side
+    section: Section
+
+
+@cache
+def section_models() -> Mapping[Side, type[BaseModel]]:
+    """The model of every side."""
+    return {point.name: point.load() for point in entry_points(group=GROUP)}  # type: ignore[misc]
+
+
+def read_document(path: Path) -> Document:
+    """Raises ConfigurationError for the first thing in the file that does not fit."""
+    values = _read_mapping(path)
+    side = _side(values, path)
+    section = _engine_section(values, path) if side == "engine" else values
+    model = section_models()[side]
+    try:
+        return Document(side, model.model_validate(section))  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise ConfigurationError(f"{path}: {explain(error, model, _ROOT[side])}") from error
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{path} must hold a mapping at its top level")
+    return values
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without tags, in which no key stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _side(values: Mapping[str, Any], path: Path) -> Side:
+    sides = sorted(section_models())
+    if "kind" in values:
+        for side in sides:
+            if values["kind"] == side:
+                return side
+        raise ConfigurationError(f"{path}: kind is {values['kind']!r}; {suggestion(str(values['kind']), sides)}")
+    shapes = [side for side in sides if _own_keys(side) & values.keys()]
+    if len(shapes) != 1:
+        raise ConfigurationError(f"{path} may be for any side; say which in a key kind: {' or '.join(sides)}")
+    return shapes[0]
+
+
+def _own_keys(side: Side) -> set[str]:
+    """The keys that tell this side from the others."""
+    others = {key for other, model in section_models().items() if other != side for key in model.model_fields}
+    wrappers = {SECTION, *_ADDITIONAL} if side == "engine" else set()
+    return wrappers | (section_models()[side].model_fields.keys() - others)
+
+
+def _engine_section(values: Mapping[str, Any], path: Path) -> Any:
+    """vLLM's own configuration file, the value of ``--additional-config``, or our section alone."""
+    for key in _ADDITIONAL:
+        if key in values:
+            additional = _unquoted(values[key], path)
+            if not isinstance(additional, Mapping) or SECTION not in additional:
+                raise ConfigurationError(f"{path}: {key} has no {SECTION}, so no policy is on")
+            return additional[SECTION]
+    return values[SECTION] if SECTION in values else {key: values[key] for key in values if key != "kind"}
+
+
+def _unquoted(additional: Any, path: Path) -> Any:
+    if not isinstance(additional, str):
+        return additional
+    try:
+        return json.loads(additional)
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: additional_config is no JSON: {error}") from error
