@@ -5,10 +5,10 @@ JSON   ?=
 BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint setup clean
+.PHONY: help demo test lint bench-scheduler setup clean
 
 help:  ## Print the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: setup  ## Run the demo on real engines; RUNNER=v1|v2 picks the model runner, JSON=PATH keeps the numbers
 	@$(BIN)/schedloom demo --runner $(RUNNER) $(if $(JSON),--json $(JSON))
@@ -21,6 +21,9 @@ lint: setup  ## Check style, types and the borders between the rooms
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+bench-scheduler: setup  ## What composed schedulers cost, as ratios to vLLM's own; JSON=PATH keeps the figures
+	@$(BIN)/pytest benchmarks --benchmark-columns=median,iqr,rounds $(if $(JSON),--figures $(JSON))
 
 setup:  ## Make or update .venv (done by the other targets too)
 	@$(PYTHON) scripts/setup.py

@@ -1,25 +1,39 @@
-"""Where an engine's decisions go."""
+"""Where an engine's decisions go: always into counters, and where somebody listens into a log or a file."""
 
 from __future__ import annotations
 
 import logging
+import os
+from collections import Counter
+from pathlib import Path
 
 import orjson
 
 from schedloom.core.decisions import Decision
 
+FILE_VARIABLE = "SCHEDLOOM_DECISION_LOG"
+"""Environment variable with a path: every decision of the engine is appended there, one JSON object a line."""
+
 logger = logging.getLogger("vllm.schedloom.decisions")
 
 
-class LogSink:
-    """One JSON object a line, through vLLM's own logging set-up."""
+class DecisionTrace:
+    """Counts by policy, hook, verdict and reason; lines at level DEBUG of vLLM's log; lines of a file if one is named."""
+
+    def __init__(self, path: str | None = None) -> None:
+        self.counts: Counter[tuple[str, str, str, str]] = Counter()
+        path = path or os.environ.get(FILE_VARIABLE)
+        self._file = Path(path).open("ab", buffering=0) if path else None
 
     def record(self, decision: Decision) -> None:
-        if logger.isEnabledFor(logging.INFO):
-            logger.info("%s", as_line(decision))
+        self.counts[decision.policy, decision.hook, decision.verdict, decision.reason] += 1
+        if self._file is not None:
+            self._file.write(as_line(decision) + b"\n")
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s", as_line(decision).decode())
 
 
-def as_line(decision: Decision) -> str:
+def as_line(decision: Decision) -> bytes:
     fields = {
         "request_id": decision.request_id,
         "policy": decision.policy,
@@ -28,4 +42,4 @@ def as_line(decision: Decision) -> str:
         "reason": decision.reason,
         **decision.facts,
     }
-    return orjson.dumps(fields).decode()
+    return orjson.dumps(fields)

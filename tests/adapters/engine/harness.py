@@ -155,8 +155,12 @@ class FakeRunner:
             return
         raise AssertionError(f"requests are left after {limit} steps: {list(self.scheduler.requests)}")
 
+    def drain_finished(self) -> None:
+        """Let the scheduler hear of ended requests, so that the next step is like the one before."""
+        self.step()
+
     def _finish(self, scheduled: Any) -> None:
-        outputs = self.scheduler.update_from_output(scheduled, self._run(scheduled))
+        outputs = self.scheduler.update_from_output(scheduled, self.run(scheduled))
         for client in outputs.values():
             for output in client.outputs:
                 assert output.request_id not in self.ended, "output after the end"
@@ -164,7 +168,7 @@ class FakeRunner:
                 if output.finish_reason is not None:
                     self.ended[output.request_id] = (str(output.finish_reason), output.stop_reason)
 
-    def _run(self, scheduled: Any) -> ModelRunnerOutput:
+    def run(self, scheduled: Any) -> ModelRunnerOutput:
         names = list(scheduled.num_scheduled_tokens)
         return ModelRunnerOutput(
             req_ids=names,

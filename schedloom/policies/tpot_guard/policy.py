@@ -1,0 +1,54 @@
+"""Cut prefill into chunks so that the streams that share its steps keep their pace."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from schedloom.core.decisions import StepOutcome
+from schedloom.core.hookspecs import hookimpl
+from schedloom.core.policy import Policy, PolicySettings
+from schedloom.core.views import EngineView, RequestView
+from schedloom.policies.tpot_guard.cost import StepCost
+
+
+class TpotGuardSettings(PolicySettings):
+    """How fast streams shall stay."""
+
+    tpot_ms: Annotated[float, Field(gt=0)] = 50.0
+    """Milliseconds that a step with streams in it should not exceed."""
+
+    min_chunk_tokens: Annotated[int, Field(ge=1)] = 32
+    """Tokens that a step may prefill all the same, so that prefill always goes on; also the very first chunk."""
+
+
+class TpotGuard(Policy):
+    """Meters prefill by a cost model that learns from every step."""
+
+    name = "tpot_guard"
+    Settings = TpotGuardSettings
+    settings: TpotGuardSettings
+
+    def __init__(self, settings: TpotGuardSettings | None = None) -> None:
+        super().__init__(settings)
+        self.cost = StepCost()
+        self._left = 0
+
+    @hookimpl
+    def step_begin(self) -> None:
+        allowed = self.cost.tokens_within(self.settings.tpot_ms / 1000)
+        self._left = max(allowed or 0, self.settings.min_chunk_tokens)
+
+    @hookimpl
+    def limit_tokens(self, request: RequestView, tokens: int, view: EngineView) -> int | None:
+        if not view.num_decoding:
+            return None
+        granted = min(tokens, self._left)
+        self._left -= granted
+        return granted
+
+    @hookimpl
+    def step_end(self, outcome: StepOutcome) -> None:
+        if outcome.seconds is not None:
+            self.cost.learn(outcome.prefill_tokens, outcome.seconds)

@@ -1,0 +1,95 @@
+"""X2: metering on vLLM's real schedulers."""
+
+from typing import Any
+
+from schedloom import Policy, hookimpl
+from schedloom.core.decisions import StepOutcome
+from schedloom.core.registry import Registry
+from tests.adapters.engine.conftest import Make
+from tests.adapters.engine.harness import TOKEN, FakeRunner, make_request, tokens
+
+
+class AtMostTen(Policy):
+    name = "fake"
+
+    def __init__(self, settings: Any = None) -> None:
+        super().__init__(settings)
+        self.asked = 0
+        self.outcomes: list[StepOutcome] = []
+
+    @hookimpl
+    def limit_tokens(self) -> int:
+        self.asked += 1
+        return 10
+
+    @hookimpl
+    def step_end(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+class Fakes(Registry):
+    def __init__(self, policy: type[Policy]) -> None:
+        super().__init__([])
+        self.policy = policy
+
+    def load(self, name: str) -> type[Policy]:
+        return self.policy
+
+
+def only_policy(runner: FakeRunner) -> Any:
+    (policy,) = runner.scheduler.policies.policies
+    return policy
+
+
+def test_prefill_is_cut_into_chunks_and_the_answer_is_the_same(make: Make) -> None:
+    runner = make("fake", registry=Fakes(AtMostTen))
+    runner.scheduler.add_request(make_request("long", tokens(1, 95), max_tokens=6))
+    chunks = []
+    while runner.scheduler.has_requests():
+        chunks.append(runner.step().num_scheduled_tokens.get("long", 0))
+    runner.drain()
+    assert chunks[:10] == [10] * 9 + [5]
+    assert runner.produced["long"] == [TOKEN] * 6
+
+
+def test_a_step_without_prefill_is_not_metered(make: Make) -> None:
+    runner = make("fake", registry=Fakes(AtMostTen))
+    runner.scheduler.add_request(make_request("short", tokens(1, 8), max_tokens=30))
+    runner.steps(4)
+    policy = only_policy(runner)
+    asked = policy.asked
+    runner.steps(10)
+    assert policy.asked == asked
+    assert runner.scheduler._reserve_prefill_lookahead == runner.scheduler._stock_reserve
+
+
+def test_decodes_are_never_trimmed_beside_prefill(make: Make) -> None:
+    runner = make("fake", registry=Fakes(AtMostTen))
+    runner.scheduler.add_request(make_request("stream", tokens(1, 8), max_tokens=40))
+    runner.steps(3)
+    runner.scheduler.add_request(make_request("long", tokens(2, 100)))
+    for _ in range(8):
+        scheduled = runner.step().num_scheduled_tokens
+        assert scheduled["stream"] == 1
+        assert scheduled["long"] == 10
+
+
+def test_steps_are_reported(make: Make) -> None:
+    runner = make("fake", registry=Fakes(AtMostTen))
+    runner.scheduler.add_request(make_request("long", tokens(1, 25), max_tokens=4))
+    runner.drain()
+    outcomes = only_policy(runner).outcomes
+    assert [outcome.prefill_tokens for outcome in outcomes[:3]] == [9, 9, 4]
+    assert outcomes[0].seconds is None
+    assert all(outcome.seconds is not None and outcome.seconds > 0 for outcome in outcomes[1:3])
+
+
+def test_the_guard_itself(make: Make) -> None:
+    runner = make("tpot_guard")
+    for index in range(4):
+        runner.scheduler.add_request(make_request(f"stream {index}", tokens(index, 20), max_tokens=60))
+    runner.steps(10)
+    runner.scheduler.add_request(make_request("long", tokens(9, 1000)))
+    runner.drain()
+    assert {reason for reason, _ in runner.ended.values()} == {"length"}
+    assert len(runner.produced["long"]) == 4
