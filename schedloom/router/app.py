@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,27 +11,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from schedloom import __version__
 from schedloom.core.composition import compose
 from schedloom.router.attempts import Attempts
-from schedloom.router.call import read_call
 from schedloom.router.client import HttpUpstream
+from schedloom.router.endpoint import Door, Generation
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import build_fleet
+from schedloom.router.gate import Gate
 from schedloom.router.headers import ClientHeaders
 from schedloom.router.membership import Membership
 from schedloom.router.metrics import Metrics
 from schedloom.router.pipeline import Pipeline
-from schedloom.router.relay import Outcome
 from schedloom.router.reply import JSON, Reply
-from schedloom.router.sessions import MemorySessions
+from schedloom.router.sessions import MemorySessions, SessionStore
 from schedloom.router.settings import RouterSettings
+from schedloom.router.tenants import Tenants
 from schedloom.router.upstream import Upstream
 
-log = logging.getLogger(__name__)
-
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
-
-
-class ClientGone(Exception):
-    """The client closed its connection."""
 
 
 class RouterApp:
@@ -44,24 +36,33 @@ class RouterApp:
     policies that cannot be composed.
     """
 
-    def __init__(self, settings: RouterSettings, upstream: Upstream | None = None) -> None:
-        self.settings = settings
-        self.fleet = build_fleet(settings.workers)
+    def __init__(
+        self,
+        settings: RouterSettings,
+        upstream: Upstream | None = None,
+        sessions: SessionStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fleet = build_fleet(settings.workers, clock)
         self.metrics = Metrics()
-        self.sessions = MemorySessions(
-            settings.session_capacity, settings.session_idle_seconds, time.monotonic
-        )
+        self.sessions = sessions or MemorySessions(settings.session_capacity, settings.session_idle_seconds, clock)
         self._upstream = upstream or HttpUpstream(settings.connect_timeout_seconds)
         self.membership = Membership(self.fleet, self._upstream, settings)
-        attempts = Attempts(self._upstream, self.fleet, self.membership.suspect, settings)
+        attempts = Attempts(self._upstream, self.fleet, self.membership.suspect, settings, self.metrics, clock)
         policies = compose(settings.choices)
-        self._pipeline = Pipeline(attempts, self.fleet, self.sessions, policies, self.metrics)
+        pipeline = Pipeline(attempts, self.fleet, self.sessions, policies, self.metrics, settings)
+        gate = Gate(settings.max_in_flight, settings.max_waiting, settings.waiting_timeout_seconds)
+        self.door = Door(settings, pipeline, Tenants(settings), gate, self.metrics)
         self._created = int(time.time())
         self._routes = self._route_table()
 
     async def start(self) -> None:
         """Raises ConfigurationError when the engines do not make a fleet."""
         await self.membership.start()
+
+    def drain(self) -> None:
+        """Take no new requests; those under way go on."""
+        self.door.draining = True
 
     async def close(self) -> None:
         await self.membership.close()
@@ -77,28 +78,21 @@ class RouterApp:
 
     def _route_table(self) -> dict[str, tuple[tuple[str, ...], ASGIApp]]:
         pages = {
-            "/v1/models": self._models,
-            "/health": self._health,
-            "/ready": self._ready,
-            "/version": self._version,
-            "/metrics": self._metrics_page,
+            "/health": _Page(self._health),
+            "/ready": _Page(self._ready),
+            "/version": _Page(self._version),
+            "/metrics": _Page(self._metrics_page),
+            "/v1/models": _Page(self._models, self.door.tenants),
         }
-        generation = {path: (("POST",), Generation(path, self)) for path in GENERATION_PATHS}
-        return generation | {path: (("GET", "HEAD"), _Page(content)) for path, content in pages.items()}
+        generation = {path: (("POST",), Generation(path, self.door)) for path in GENERATION_PATHS}
+        return generation | {path: (("GET", "HEAD"), page) for path, page in pages.items()}
 
     def _models(self) -> _Content:
-        ready = [worker for worker in self.fleet.workers if worker in self.fleet.decoders]
-        lengths = {name: worker.contract.max_model_len for worker in ready for name in worker.contract.models}
-        models = [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._created,
-                "owned_by": "vllm",
-                "max_model_len": length,
-            }
-            for name, length in lengths.items()
-        ]
+        lengths = {
+            name: worker.contract.max_model_len for worker in self.fleet.decoders for name in worker.contract.models
+        }
+        common = {"object": "model", "created": self._created, "owned_by": "vllm"}
+        models = [{"id": name, **common, "max_model_len": length} for name, length in lengths.items()]
         return 200, JSON, orjson.dumps({"object": "list", "data": models})
 
     def _health(self) -> _Content:
@@ -106,7 +100,7 @@ class RouterApp:
 
     def _ready(self) -> _Content:
         engines = {worker.name: worker.health.value for worker in self.fleet.workers}
-        ready = self.fleet.serves
+        ready = self.fleet.serves and not self.door.draining
         return 200 if ready else 503, JSON, orjson.dumps({"ready": ready, "engines": engines})
 
     def _version(self) -> _Content:
@@ -116,64 +110,26 @@ class RouterApp:
         kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
         return 200, kind, self.metrics.exposition()
 
-    async def serve(self, path: str, scope: Scope, receive: Receive, reply: Reply) -> Outcome:
-        raw = await _read_body(receive, self.settings.max_body_bytes)
-        call = read_call(path, ClientHeaders(scope["headers"]), raw)
-        async with _cancelled_when_the_client_leaves(receive):
-            return await self._pipeline.serve(call, reply)
-
 
 _Content = tuple[int, tuple[bytes, bytes], bytes]
 
 
 class _Page:
-    """A page that needs no request."""
+    """A page that needs no more of a request than, where ``tenants`` are given, its API key."""
 
-    def __init__(self, content: Callable[[], _Content]) -> None:
+    def __init__(self, content: Callable[[], _Content], tenants: Tenants | None = None) -> None:
         self._content = content
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status, kind, body = self._content()
-        await Reply(send).whole(status, [kind], body)
-
-
-class Generation:
-    """One generating endpoint."""
-
-    def __init__(self, path: str, app: RouterApp) -> None:
-        self._path = path
-        self._app = app
-        self._metrics = app.metrics
+        self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send)
-        begun = time.perf_counter()
-        reply.on_start = lambda: self._metrics.first_byte.labels(reply.decision).observe(
-            time.perf_counter() - begun
-        )
-        with self._metrics.in_flight.track_inprogress():
-            outcome = await self._outcome(scope, receive, reply)
-        self._metrics.requests.labels(reply.decision or "none", outcome).inc()
-
-    async def _outcome(self, scope: Scope, receive: Receive, reply: Reply) -> str:
         try:
-            return (await self._app.serve(self._path, scope, receive, reply)).value
-        except ClientGone:
-            return "served" if reply.succeeded else "client_left"
+            if self._tenants is not None:
+                self._tenants.of(ClientHeaders(scope["headers"]).authorization)
         except Failure as failure:
-            await reply.fail(failure)
-            return "refused" if failure.status < 500 else "failed"
-        except Exception:
-            log.exception("a request ended in an unforeseen error")
-            await _crash(reply)
-            return "failed"
-
-
-async def _crash(reply: Reply) -> None:
-    if reply.started:
-        await reply.break_off("The router failed.", "internal_error")
-    else:
-        await reply.fail(Failure.own(500, "The router failed.", "internal_error"))
+            return await reply.fail(failure)
+        status, kind, body = self._content()
+        await reply.whole(status, [kind], body)
 
 
 class _WrongMethod:
@@ -190,43 +146,3 @@ class _WrongMethod:
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     await Reply(send).fail(Failure.own(404, "There is no such endpoint.", "not_found"))
-
-
-async def _read_body(receive: Receive, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise Failure.own(413, f"The body must not exceed {limit} bytes.", "body_too_large")
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-@asynccontextmanager
-async def _cancelled_when_the_client_leaves(receive: Receive) -> AsyncIterator[None]:
-    """Everything under way for a client is cancelled as soon as it closes its connection."""
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        task.cancel()
-
-    watcher = asyncio.ensure_future(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if gone:
-            raise ClientGone from None
-        raise
-    finally:
-        watcher.cancel()

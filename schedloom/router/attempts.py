@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from schedloom.core.routing import SessionOwner
+from schedloom.router.breaker import Clock, RetryBudget
 from schedloom.router.call import Call
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet, Worker
 from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, answered
+from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome, relay
 from schedloom.router.reply import Reply
 from schedloom.router.settings import RouterSettings
@@ -26,12 +28,11 @@ from schedloom.router.upstream import (
     Upstream,
     UpstreamError,
     UpstreamRequest,
+    header,
     read_all,
 )
 
 log = logging.getLogger(__name__)
-
-_PREFILLS_PER_REQUEST = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class _Dispatch:
-    """One request to one target."""
+    """One request to one target; ``dispatch_by`` is set where it hands KV over.
+
+    A hand-over is always made, even for a client that has left: a Prefiller keeps KV until a Decoder took it.
+    """
 
     target: Target
     request_id: str
@@ -62,12 +66,20 @@ class Attempts:
     """Makes attempts. Each raises Failure while the client has nothing yet, or returns how it ended."""
 
     def __init__(
-        self, upstream: Upstream, fleet: Fleet, suspect: Callable[[Worker], None], settings: RouterSettings
+        self,
+        upstream: Upstream,
+        fleet: Fleet,
+        suspect: Callable[[Worker], None],
+        settings: RouterSettings,
+        metrics: Metrics,
+        clock: Clock,
     ) -> None:
         self._upstream = upstream
         self._fleet = fleet
         self._suspect = suspect
         self._settings = settings
+        self._metrics = metrics
+        self._budget = RetryBudget(clock)
         self._engine_authorization = _bearer(settings)
 
     async def append(self, call: Call, reply: Reply, target: Target) -> Outcome:
@@ -82,32 +94,54 @@ class Attempts:
         return await self._generate(call, reply, dispatch, "decode")
 
     async def prefill_decode(
-        self, call: Call, reply: Reply, decision: str, target: Target | None = None
+        self,
+        call: Call,
+        reply: Reply,
+        decision: str,
+        target: Target | None = None,
+        avoid: Collection[Worker] = (),
     ) -> Outcome:
         """Have a Prefiller compute the prompt's KV, and a Decoder pull it and answer.
 
-        A hand-over that comes too late for the Prefiller's lease is not made: the prefill is repeated, once.
+        What fails before any output is tried once more where that may help: with other engines, as far as the
+        budget for second tries reaches, or with a fresh prefill when the hand-over came too late for the
+        Prefiller's lease.
         """
-        for _ in range(_PREFILLS_PER_REQUEST):
-            self._fleet.require_decoder()
-            request_id = new_request_id()
-            parameters = await self._prefill(call, request_id)
-            dispatch_by = self._now() + self._settings.handoff_timeout_seconds
-            chosen = target or Target.of(self._fleet.choose_decoder())
-            dispatch = _Dispatch(chosen, request_id, call.body.for_decoder(parameters), dispatch_by)
-            try:
-                return await self._generate(call, reply, dispatch, decision)
-            except TooLate:
-                log.warning("%s: the Decoder was not reached in time", request_id)
-        raise Failure.own(
-            504, "The Decoder could not be reached in time after the prefill.", "handoff_timeout"
-        )
+        self._budget.count_request()
+        tried = set(avoid)
+        try:
+            return await self._pass(call, reply, decision, target, tried)
+        except TooLate:
+            log.warning("a Decoder was not reached in time; the prefill is repeated")
+        except Failure as failure:
+            if not (failure.may_pass and self._fleet.has_others(tried) and self._budget.take()):
+                raise
+        self._metrics.retries.inc()
+        try:
+            return await self._pass(call, reply, decision, None, tried)
+        except TooLate:
+            message = "The Decoder could not be reached in time after the prefill."
+            raise Failure.own(504, message, "handoff_timeout") from None
 
-    async def _prefill(self, call: Call, request_id: str) -> dict[str, Any]:
+    async def _pass(
+        self, call: Call, reply: Reply, decision: str, target: Target | None, tried: set[Worker]
+    ) -> Outcome:
+        """Once through a Prefiller and a Decoder, rather not those in ``tried``, to which both are added."""
+        self._fleet.require_decoder()
+        request_id = new_request_id()
+        source = Target.of(self._fleet.choose_prefiller(tried))
+        tried.add(source.worker)
+        parameters = await self._prefill(call, source, request_id)
+        dispatch_by = self._now() + self._settings.handoff_timeout_seconds
+        chosen = target or Target.of(self._fleet.choose_decoder(tried))
+        tried.add(chosen.worker)
+        dispatch = _Dispatch(chosen, request_id, call.body.for_decoder(parameters), dispatch_by)
+        return await self._generate(call, reply, dispatch, decision)
+
+    async def _prefill(self, call: Call, source: Target, request_id: str) -> dict[str, Any]:
         """The transfer parameters for the Decoder. Raises Failure with the Prefiller's own error."""
-        target = Target.of(self._fleet.choose_prefiller())
-        request = self._request(call, _Dispatch(target, request_id, call.body.for_prefiller()))
-        with target.worker.serving(target.rank):
+        request = self._request(call, _Dispatch(source, request_id, call.body.for_prefiller()))
+        with source.worker.serving(source.rank) as service:
             try:
                 response = await self._upstream.send(request)
                 try:
@@ -115,7 +149,9 @@ class Attempts:
                 finally:
                     response.close()
             except UpstreamError as error:
-                raise self._unreachable(target.worker, "Prefiller", error) from error
+                service.failed()
+                raise self._unreachable(source.worker, "Prefiller", error) from error
+            service.answered(response.status, header(response.headers, b"retry-after"))
         if response.status != 200:
             raise Failure(response.status, body, answered(response.headers))
         parameters = parsed(body).get("kv_transfer_params")
@@ -129,9 +165,10 @@ class Attempts:
     ) -> Outcome:
         worker = dispatch.target.worker
         reply.about(decision, dispatch.request_id, dispatch.target.owner)
-        with worker.serving(dispatch.target.rank):
+        with worker.serving(dispatch.target.rank) as service:
             try:
                 response = await self._upstream.send(self._request(call, dispatch))
+                service.answered(response.status, header(response.headers, b"retry-after"))
                 try:
                     return await relay(response, reply, local=local)
                 finally:
@@ -139,6 +176,7 @@ class Attempts:
             except TooLate:
                 raise
             except UpstreamError as error:
+                service.failed()
                 failure = self._unreachable(worker, "Decoder", error)
                 if not reply.started:
                     raise failure from error
@@ -156,6 +194,7 @@ class Attempts:
             first_byte_timeout=self._settings.first_byte_timeout_seconds,
             silence_timeout=self._settings.silence_timeout_seconds,
             dispatch_by=dispatch.dispatch_by,
+            settle_seconds=0.0 if dispatch.dispatch_by is None else self._settings.handoff_settle_seconds,
         )
 
     def _headers(self, call: Call, dispatch: _Dispatch) -> list[Header]:

@@ -15,6 +15,8 @@ from schedloom.router.guard import (
     written,
 )
 
+SALT_KEY = "cache_salt"
+
 _REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -47,18 +49,20 @@ _NOT_FOR_PREFILLERS = frozenset(
 class GenerationBody:
     """What a client asked for, without what it may not ask.
 
-    ``raw`` are the client's own bytes wherever nothing had to be removed. ``conversation`` is its
-    ``conversation_id`` where that is a string with content. Raises Failure (400) for a body that cannot be
-    understood.
+    ``salt`` keeps its KV apart from other tenants'. ``raw`` are the client's own bytes wherever nothing had
+    to be removed. ``conversation`` is its ``conversation_id`` where that is a string with content. Raises
+    Failure (400) for a body that cannot be understood.
     """
 
     __slots__ = ("conversation", "fields", "raw")
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes, salt: str | None = None) -> None:
         fields = parse_object(raw)
         conversation = fields.get(CONVERSATION_KEY)
         self.conversation = conversation if isinstance(conversation, str) and conversation else None
         self.fields, self.raw = without_guarded_keys(fields, raw)
+        if salt is not None:
+            self._season(salt)
 
     @property
     def model(self) -> str:
@@ -102,7 +106,16 @@ class GenerationBody:
             return self._with(EXTRA_ARGUMENTS, mark)
         return written({**self.fields, EXTRA_ARGUMENTS: {**own, **mark}})
 
-    def _with(self, key: str, value: dict[str, Any]) -> bytes:
+    def _season(self, salt: str) -> None:
+        """The tenant's salt in place of any the client chose."""
+        if SALT_KEY in self.fields:
+            self.fields = {**self.fields, SALT_KEY: salt}
+            self.raw = written(self.fields)
+        else:
+            self.raw = self._with(SALT_KEY, salt)
+            self.fields = {**self.fields, SALT_KEY: salt}
+
+    def _with(self, key: str, value: object) -> bytes:
         """``raw`` with one more key at its end; the key must not be there yet."""
         end = self.raw.rindex(b"}")
         comma = b"," if self.fields else b""

@@ -8,15 +8,13 @@ from schedloom.core.routing import RouteRequest
 from schedloom.router.body import GenerationBody
 from schedloom.router.headers import ClientHeaders, session_of, session_value
 from schedloom.router.sessions import SessionKey
+from schedloom.router.tenants import EVERYBODY, Tenant
 from schedloom.router.upstream import Header
-
-EVERYBODY = ""
-"""The tenant of all clients while there are no API keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``session`` is as the client named it, ``key`` is what ownership is recorded under."""
+    """``session`` is as engines see it, ``key`` is what ownership is recorded under."""
 
     path: str
     body: GenerationBody
@@ -38,9 +36,11 @@ class Call:
         )
 
 
-def read_call(path: str, headers: ClientHeaders, raw: bytes, tenant: str = EVERYBODY) -> Call:
+def read_call(path: str, headers: ClientHeaders, raw: bytes, tenant: Tenant = EVERYBODY) -> Call:
     """Raises Failure (400) for what cannot be understood."""
-    body = GenerationBody(raw)
+    body = GenerationBody(raw, tenant.salt)
     session = session_of(headers, body.conversation)
-    key = None if session is None else SessionKey(tenant, body.model, session)
-    return Call(path, body, headers, session, key)
+    if session is None:
+        return Call(path, body, headers, None, None)
+    key = SessionKey(tenant.name, body.model, session)
+    return Call(path, body, headers, tenant.session(session), key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import ssl
 from collections import defaultdict
@@ -10,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from schedloom.router.connection import Connection, Exchange
-from schedloom.router.upstream import BrokenOff, ConnectFailed, TooLate, UpstreamRequest
+from schedloom.router.upstream import BrokenOff, ConnectFailed, TooLate, UpstreamError, UpstreamRequest
 
 _IDLE_SECONDS = 4.0
 """Engines close a connection that was idle for five seconds; leave before they do."""
@@ -44,6 +45,7 @@ class HttpUpstream:
         self._connect_timeout = connect_timeout
         self._idle: dict[str, dict[Connection, None]] = defaultdict(dict)
         self._open: set[Connection] = set()
+        self._opening: set[asyncio.Task[Connection]] = set()
 
     async def send(self, request: UpstreamRequest) -> Exchange:
         kept = self._take_idle(request.origin)
@@ -58,6 +60,8 @@ class HttpUpstream:
         return await _answered(self._dispatch(fresh, request))
 
     async def close(self) -> None:
+        for opening in tuple(self._opening):
+            opening.cancel()
         for connection in tuple(self._open):
             connection.abort()
 
@@ -92,13 +96,27 @@ class HttpUpstream:
         opening = loop.create_task(self._open_connection(request.origin))
         try:
             await asyncio.wait({opening}, timeout=allowed)
-        finally:
-            opening.cancel()
+        except asyncio.CancelledError:
+            if request.settle_seconds:
+                self._dispatch_when_open(opening, request)
+            else:
+                opening.cancel()
+            raise
         if opening.done() and not opening.cancelled():
             return opening.result()
+        opening.cancel()
         if request.dispatch_by is not None and loop.time() >= request.dispatch_by:
             raise TooLate(f"{request.origin}: not connected in time")
         raise ConnectFailed(f"{request.origin}: no connection within {allowed:g} s")
+
+    def _dispatch_when_open(self, opening: asyncio.Task[Connection], request: UpstreamRequest) -> None:
+        def dispatch(opened: asyncio.Task[Connection]) -> None:
+            self._opening.discard(opened)
+            with contextlib.suppress(asyncio.CancelledError, UpstreamError):
+                self._dispatch(opened.result(), request).close()
+
+        self._opening.add(opening)
+        opening.add_done_callback(dispatch)
 
     async def _open_connection(self, origin: str) -> Connection:
         loop = asyncio.get_running_loop()

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from schedloom.core.errors import ConfigurationError
 from schedloom.router.settings import read_file, router_settings
 
 
@@ -26,21 +27,21 @@ def route(
     wait: Annotated[float | None, typer.Option(help="Seconds to wait for engines.  [default: 0]")] = None,
     log_level: Annotated[str, typer.Option(help="Least severe messages to log.")] = "INFO",
 ) -> None:
-    """Route requests to Prefillers and Decoders.
-
-    Raises ConfigurationError for settings or engines that cannot be used as they stand.
-    """
+    """Route requests to Prefillers and Decoders."""
     from schedloom.router.serve import configure_logging, run
 
-    values = read_file(config) if config is not None else {}
-    values.update(_given(host=host, port=port, start_wait_seconds=wait))
-    if enable_decoder_append_prefill:
-        values["enable_decoder_append_prefill"] = True
-    named = _workers(prefill or [], "prefill") + _workers(decode or [], "decode")
-    if named or "workers" not in values:
-        values["workers"] = named
     configure_logging(log_level.upper())
-    run(router_settings(values))
+    given = _given(host=host, port=port, start_wait_seconds=wait)
+    if enable_decoder_append_prefill:
+        given["enable_decoder_append_prefill"] = True
+    named = _workers(prefill or [], "prefill") + _workers(decode or [], "decode")
+    if named or config is None:
+        given["workers"] = named
+    try:
+        run(router_settings((read_file(config) if config is not None else {}) | given))
+    except ConfigurationError as error:
+        typer.echo(f"schedloom route: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def _given(**options: object) -> dict[str, object]:

@@ -26,9 +26,11 @@ class Exchange:
         self._chunks: list[bytes] = []
         self._buffered = 0
         self._head_complete = False
+        self._body_begun = False
+        self._abandoned = False
         self._complete = False
         self._error: UpstreamError | None = None
-        self._last_activity = self._loop.time()
+        self._last_activity = self._sent_at = self._loop.time()
         self._timer = self._loop.call_later(request.first_byte_timeout, self._check_silence)
 
     async def head(self) -> None:
@@ -46,8 +48,14 @@ class Exchange:
 
     def close(self) -> None:
         self._timer.cancel()
-        if not self._complete:
+        if self._complete or self._abandoned:
+            return
+        self._abandoned = True
+        settled_at = self._sent_at + self._request.settle_seconds
+        if self._body_begun or self._error is not None or settled_at <= self._loop.time():
             self._connection.abort()
+        else:
+            self._timer = self._loop.call_at(settled_at, self._connection.abort)
 
     async def _progress(self) -> None:
         if self._error is not None:
@@ -95,6 +103,11 @@ class Exchange:
         self._wake()
 
     def body_arrived(self, data: bytes) -> None:
+        if self._abandoned:
+            self._timer.cancel()
+            self._connection.abort()
+            return
+        self._body_begun = True
         self._chunks.append(data)
         self._buffered += len(data)
         self._last_activity = self._loop.time()

@@ -35,12 +35,21 @@ class Failure(Exception):
         super().__init__(status, body)
         self.status = status
         self.body = body
-        self.headers = headers
+        self.headers = list(headers)
 
     @classmethod
     def own(cls, status: int, message: str, code: str, param: str | None = None) -> Failure:
         return cls(status, error_body(status, message, code, param))
 
+    def retry_after(self, seconds: int) -> Failure:
+        self.headers.append((b"retry-after", b"%d" % seconds))
+        return self
+
     @property
     def is_the_engines_fault(self) -> bool:
         return self.status >= 500
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether another engine, or the same a little later, may well serve the request."""
+        return self.is_the_engines_fault or self.status == 429

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 
 from schedloom.core.routing import SessionOwner
 from schedloom.core.wire import EngineContract
+from schedloom.router.breaker import Breaker, Clock
 from schedloom.router.failures import Failure
 from schedloom.router.settings import WorkerSettings
 
@@ -29,7 +31,7 @@ class Health(Enum):
 class Worker:
     """One engine and what is under way on it, per data-parallel rank."""
 
-    def __init__(self, name: str, settings: WorkerSettings) -> None:
+    def __init__(self, name: str, settings: WorkerSettings, clock: Clock = time.monotonic) -> None:
         self.name = name
         self.origin = settings.url
         self.settings = settings
@@ -37,6 +39,9 @@ class Worker:
         self.trouble = "not reached yet"
         self.busy = [0]
         self.lives = 0
+        self.breaker = Breaker(clock)
+        self.full_until = 0.0
+        self._clock = clock
         self._contract: EngineContract | None = None
         self._turn = 0
 
@@ -52,6 +57,16 @@ class Worker:
     @property
     def in_flight(self) -> int:
         return sum(self.busy)
+
+    @property
+    def load(self) -> float:
+        """Requests under way per rank."""
+        return self.in_flight / self.contract.data_parallel_size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has just said that it takes no more for now."""
+        return self._clock() < self.full_until
 
     @property
     def can_prefill(self) -> bool:
@@ -95,13 +110,48 @@ class Worker:
         return 0 <= rank < self.contract.data_parallel_size
 
     @contextmanager
-    def serving(self, rank: int) -> Iterator[None]:
+    def serving(self, rank: int) -> Iterator[Service]:
         """Counts one request, whichever way it ends."""
+        service = Service(self)
         self.busy[rank] += 1
+        self.breaker.begin()
         try:
-            yield
+            yield service
         finally:
             self.busy[rank] -= 1
+            self.breaker.end(service.success)
+
+    def is_full_for(self, seconds: float) -> None:
+        self.full_until = self._clock() + seconds
+
+
+class Service:
+    """One request on one worker: what it says about the worker. Clients' errors and disconnects say nothing,
+    and a worker that is full is not broken.
+    """
+
+    __slots__ = ("success", "worker")
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.success: bool | None = None
+
+    def failed(self) -> None:
+        self.success = False
+
+    def answered(self, status: int, retry_after: bytes | None = None) -> None:
+        if status in (429, 503):
+            self.worker.is_full_for(_seconds(retry_after))
+        elif status < 400 or status >= 500:
+            self.success = status < 400
+
+
+def _seconds(retry_after: bytes | None) -> float:
+    """How long a full worker is left alone; within a minute, whatever it says."""
+    try:
+        return min(max(float(retry_after or b"1"), 0.1), 60.0)
+    except ValueError:
+        return 1.0
 
 
 class Fleet:
@@ -128,26 +178,35 @@ class Fleet:
         return next((worker for worker in self.workers if worker.name == name), None)
 
     def owner_is_here(self, owner: SessionOwner) -> bool:
-        """Whether the instance lives, and still the life in which it served the session."""
+        """Whether the instance lives, and still the life in which it served the session, and is not left out."""
         worker = self.find(owner.worker)
-        if worker is None or worker.health is not Health.READY:
+        if worker is None or worker.health is not Health.READY or not worker.breaker.allows:
             return False
         return worker.contract.epoch == owner.epoch and worker.has_rank(owner.rank)
 
-    def choose_prefiller(self) -> Worker:
+    def choose_prefiller(self, avoid: Collection[Worker] = ()) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
-        able = [worker for worker in self._usable() if worker.can_prefill]
-        return _least_busy(able, "Prefiller", next(self._prefiller_turns))
+        return _least_busy(self._able_to_prefill(), "Prefiller", next(self._prefiller_turns), avoid)
 
-    def choose_decoder(self) -> Worker:
+    def choose_decoder(self, avoid: Collection[Worker] = ()) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
-        able = [worker for worker in self._usable() if worker.can_decode]
-        return _least_busy(able, "Decoder", next(self._decoder_turns))
+        return _least_busy(self._able_to_decode(), "Decoder", next(self._decoder_turns), avoid)
 
     def require_decoder(self) -> None:
         """Raises Failure (503) when there is nobody to hand a prefill over to."""
-        if not any(worker.can_decode for worker in self._usable()):
+        if not self._able_to_decode():
             raise _nobody("Decoder")
+
+    def has_others(self, avoid: Collection[Worker]) -> bool:
+        """Whether the roles of ``avoid`` could be taken by somebody else."""
+        roles = (self._able_to_prefill(), self._able_to_decode())
+        return any(set(able) & set(avoid) and set(able) - set(avoid) for able in roles)
+
+    def _able_to_prefill(self) -> list[Worker]:
+        return _admitted([worker for worker in self._usable() if worker.can_prefill])
+
+    def _able_to_decode(self) -> list[Worker]:
+        return _admitted([worker for worker in self._usable() if worker.can_decode])
 
     def _ready(self) -> Iterator[Worker]:
         return (worker for worker in self.workers if worker.health is Health.READY)
@@ -156,27 +215,36 @@ class Fleet:
         return (worker for worker in self.workers if worker.health in (Health.READY, Health.SUSPECT))
 
 
-def _least_busy(able: list[Worker], kind: str, turn: int) -> Worker:
+def _admitted(pool: list[Worker]) -> list[Worker]:
+    """``pool`` without those that fail again and again: at most half of it, and never the last."""
+    left_out = [worker for worker in pool if not worker.breaker.allows]
+    if not left_out:
+        return pool
+    longest = sorted(left_out, key=lambda worker: worker.breaker.opened_at)[: len(pool) // 2]
+    return [worker for worker in pool if worker not in longest]
+
+
+def _least_busy(able: list[Worker], kind: str, turn: int, avoid: Collection[Worker]) -> Worker:
     if not able:
         raise _nobody(kind)
     start = turn % len(able)
-    return min(able[start:] + able[:start], key=_burden)
+    return min(able[start:] + able[:start], key=lambda worker: (worker in avoid, *_burden(worker)))
 
 
-def _burden(worker: Worker) -> tuple[bool, float]:
-    return worker.health is Health.SUSPECT, worker.in_flight / worker.contract.data_parallel_size
+def _burden(worker: Worker) -> tuple[bool, bool, float]:
+    return worker.health is Health.SUSPECT, worker.is_full, worker.load
 
 
 def _nobody(kind: str) -> Failure:
-    return Failure.own(503, f"No {kind} is available.", f"no_{kind.lower()}")
+    return Failure.own(503, f"No {kind} is available.", f"no_{kind.lower()}").retry_after(1)
 
 
-def build_fleet(settings: Sequence[WorkerSettings]) -> Fleet:
+def build_fleet(settings: Sequence[WorkerSettings], clock: Callable[[], float] = time.monotonic) -> Fleet:
     """Workers named for their role and place: the names are shown to clients, addresses are not."""
     counts: dict[str, int] = {}
     workers = []
     for one in settings:
         kind = {"prefill": "prefiller", "decode": "decoder", None: "engine"}[one.role]
-        workers.append(Worker(f"{kind}-{counts.setdefault(kind, 0)}", one))
+        workers.append(Worker(f"{kind}-{counts.setdefault(kind, 0)}", one, clock))
         counts[kind] += 1
     return Fleet(workers)

@@ -69,9 +69,7 @@ def _clean_extra_arguments(fields: dict[str, Any]) -> None:
     if not isinstance(extra, dict):
         raise Failure.own(400, "vllm_xargs must be an object.", "invalid_type", EXTRA_ARGUMENTS)
     fields[EXTRA_ARGUMENTS] = {
-        key: value
-        for key, value in extra.items()
-        if key not in _TRANSFER_KEYS and not key.startswith(RESERVED_PREFIX)
+        key: value for key, value in extra.items() if key not in _TRANSFER_KEYS and not key.startswith(RESERVED_PREFIX)
     }
 
 

@@ -33,6 +33,9 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
+        self.retries = Counter(
+            "schedloom_router_retries", "Second passes through Prefiller and Decoder.", registry=self.registry
+        )
         self.policy_errors = Counter(
             "schedloom_router_policy_errors", "Exceptions in policies.", ["policy"], registry=self.registry
         )
@@ -43,6 +46,12 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+
+    def began(self, route: str, seconds: float) -> None:
+        self.first_byte.labels(route or "none").observe(seconds)
+
+    def ended(self, route: str, outcome: str) -> None:
+        self.requests.labels(route or "none", outcome).inc()
 
     def local_attempt(self, result: str) -> None:
         self.local_attempts.inc()

@@ -15,6 +15,7 @@ from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
 from schedloom.router.sessions import SessionStore
+from schedloom.router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +32,14 @@ class Pipeline:
         sessions: SessionStore,
         policies: PolicySet,
         metrics: Metrics,
+        settings: RouterSettings,
     ) -> None:
         self._attempts = attempts
         self._fleet = fleet
         self._sessions = sessions
         self._planners = policies.of("plan_route")
         self._metrics = metrics
+        self._max_owner_lead = settings.max_owner_lead
         self._complained: set[str] = set()
 
     async def serve(self, call: Call, reply: Reply) -> Outcome:
@@ -48,33 +51,43 @@ class Pipeline:
         target = self._target(attempt)
         if attempt.route is Route.DECODE:
             return await self._attempts.decode(call, reply, target)
-        if attempt.route is Route.PREFILL_DECODE:
+        if attempt.route is Route.PREFILL_DECODE or target is None:
             return await self._attempts.prefill_decode(call, reply, "pd", target)
-        if await self._append(call, reply, target) is Outcome.REJECTED:
-            return await self._attempts.prefill_decode(call, reply, "fallback")
-        return Outcome.SERVED if reply.succeeded else Outcome.BROKEN
+        return await self._append(call, reply, target)
 
-    async def _append(self, call: Call, reply: Reply, target: Target | None) -> Outcome:
-        """An engine's failure before any output counts as a rejection: the request can still go the ordinary
-        way.
-        """
-        result = "error"
+    async def _append(self, call: Call, reply: Reply, target: Target) -> Outcome:
+        """A local attempt, and the ordinary way once when it is turned away, or fails before any output."""
+        avoid = []
         try:
-            outcome = await self._attempts.append(
-                call, reply, target or Target.of(self._fleet.choose_decoder())
-            )
-            result = "rejected" if outcome is Outcome.REJECTED else "hit"
-            return outcome
+            outcome = await self._append_only(call, reply, target)
+            if outcome is not Outcome.REJECTED:
+                return outcome
         except Failure as failure:
             if not failure.is_the_engines_fault:
                 raise
-            return Outcome.REJECTED
+            avoid.append(target.worker)
+        return await self._attempts.prefill_decode(call, reply, "fallback", avoid=avoid)
+
+    async def _append_only(self, call: Call, reply: Reply, target: Target) -> Outcome:
+        result = "error"
+        try:
+            outcome = await self._attempts.append(call, reply, target)
+            result = "rejected" if outcome is Outcome.REJECTED else "hit"
+            return outcome
         finally:
             self._metrics.local_attempt("hit" if reply.started else result)
 
     async def _owner(self, call: Call) -> SessionOwner | None:
+        """The session's owner while it lives, unless it is so busy that another Decoder serves the turn
+        sooner.
+        """
         owner = await self._sessions.owner(call.key) if call.key is not None else None
-        return owner if owner is not None and self._fleet.owner_is_here(owner) else None
+        if owner is None or not self._fleet.owner_is_here(owner):
+            return None
+        worker = self._fleet.find(owner.worker)
+        least = min((decoder.load for decoder in self._fleet.decoders), default=0.0)
+        too_busy = worker is None or worker.load - least > self._max_owner_lead
+        return None if too_busy else owner
 
     async def _bind(self, call: Call, reply: Reply) -> None:
         if call.key is not None and reply.owner is not None:

@@ -24,6 +24,7 @@ class Reply:
 
     def __init__(self, send: Send) -> None:
         self.started = False
+        self.ended = False
         self.succeeded = False
         self.decision = ""
         self.owner: SessionOwner | None = None
@@ -44,7 +45,7 @@ class Reply:
 
     async def whole(self, status: int, headers: Iterable[Header], body: bytes) -> None:
         await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
-        await self._send({"type": "http.response.body", "body": body})
+        await self.end(body)
 
     async def start_stream(self, headers: Iterable[Header]) -> None:
         await self._start(200, headers)
@@ -53,6 +54,7 @@ class Reply:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def end(self, last: bytes = b"") -> None:
+        self.ended = True
         await self._send({"type": "http.response.body", "body": last})
 
     async def succeed(self) -> None:
@@ -66,6 +68,13 @@ class Reply:
             headers.append(JSON)
         await self.whole(failure.status, headers, failure.body)
 
+    async def stop(self, failure: Failure) -> None:
+        """The router itself gives up: an error in place of an answer, or in the midst of one."""
+        if not self.started:
+            await self.fail(failure)
+        elif not self.ended:
+            await self.end(event_of(failure.body))
+
     async def break_off(self, message: str, code: str) -> None:
         """End a stream with an error event: what was delivered is not a complete answer."""
         await self.end(event_of(error_body(502, message, code)))
@@ -73,9 +82,7 @@ class Reply:
     async def _start(self, status: int, headers: Iterable[Header]) -> None:
         self.started = True
         self.on_start()
-        await self._send(
-            {"type": "http.response.start", "status": status, "headers": [*headers, *self._about]}
-        )
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._about]})
 
 
 def _nothing() -> None:

@@ -10,12 +10,14 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 import uvicorn
 import uvloop
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
+from schedloom.router.protocol import LimitedProtocol
 from schedloom.router.settings import RouterSettings
 
 _BACKLOG = 4096
@@ -36,7 +38,7 @@ async def _serve(settings: RouterSettings) -> None:
         await app.start()
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=LimitedProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -46,7 +48,7 @@ async def _serve(settings: RouterSettings) -> None:
             date_header=False,
             timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
         )
-        await _Server(config, address_of(settings.host, listener)).serve(sockets=[listener])
+        await _Server(config, app, address_of(settings.host, listener)).serve(sockets=[listener])
     finally:
         listener.close()
         await app.close()
@@ -55,13 +57,18 @@ async def _serve(settings: RouterSettings) -> None:
 class _Server(uvicorn.Server):
     """Says when it is ready, and ends by returning."""
 
-    def __init__(self, config: uvicorn.Config, address: str) -> None:
+    def __init__(self, config: uvicorn.Config, app: RouterApp, address: str) -> None:
         super().__init__(config)
+        self._app = app
         self._address = address
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         print(f"schedloom router is ready on {self._address}", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._app.drain()
+        super().handle_exit(sig, frame)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -48,14 +48,33 @@ class WorkerSettings(BaseModel):
     contract: DeclaredContract | None = None
 
 
+class ApiKeySettings(BaseModel):
+    """One API key and the tenant it belongs to; a tenant may have several."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: Annotated[SecretStr, Field(min_length=8)]
+    tenant: Annotated[str, Field(min_length=1)]
+
+
 class RouterSettings(BaseModel):
     """All that the router can be told. Times are in seconds, sizes in bytes.
 
     ``handoff_timeout_seconds`` bounds the time between a Prefiller's answer and the dispatch of its Decoder;
-    it must stay below the engines' KV lease. ``first_byte_timeout_seconds`` covers queueing and prefill on an
-    engine, ``silence_timeout_seconds`` a pause within an answer. ``start_wait_seconds`` is how long a start
-    waits for engines. ``forward_authorization`` hands the client's Authorization header to the engines;
-    otherwise they see ``engine_api_key``, where set.
+    it must stay below the engines' KV lease. For ``handoff_settle_seconds`` after a hand-over the client's
+    leaving is kept from the Decoder, so that it surely takes the KV up and the Prefiller is rid of it.
+    ``first_byte_timeout_seconds`` covers queueing and prefill on an engine, ``silence_timeout_seconds`` a
+    pause within an answer, ``request_timeout_seconds`` everything. ``start_wait_seconds`` is how long a start
+    waits for engines.
+
+    ``max_in_flight`` requests are served at once and ``max_waiting`` wait for that, each for at most
+    ``waiting_timeout_seconds``. A session stays on its owner unless that has ``max_owner_lead`` requests per
+    rank more under way than the least busy Decoder.
+
+    With ``api_keys`` every client needs one; sessions and the engines' prefix caches are then kept apart by
+    tenant, the latter unless ``share_prefix_across_tenants``. ``secret`` derives what keeps them apart; give
+    all replicas of a router the same, otherwise it is made anew at every start. ``forward_authorization``
+    hands the client's Authorization header to the engines; otherwise they see ``engine_api_key``, where set.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,20 +86,31 @@ class RouterSettings(BaseModel):
     policies: list[PolicyChoice] = []
     enable_decoder_append_prefill: bool = False
 
+    request_timeout_seconds: Seconds = 3600.0
+    body_timeout_seconds: Seconds = 30.0
     connect_timeout_seconds: Seconds = 5.0
     first_byte_timeout_seconds: Seconds = 600.0
     silence_timeout_seconds: Seconds = 300.0
     handoff_timeout_seconds: Seconds = 10.0
+    handoff_settle_seconds: Seconds = 1.0
     health_interval_seconds: Seconds = 5.0
     health_timeout_seconds: Seconds = 5.0
     start_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
     shutdown_grace_seconds: Seconds = 30.0
 
+    max_in_flight: Annotated[int, Field(ge=1)] = 4096
+    max_waiting: Annotated[int, Field(ge=0)] = 1024
+    waiting_timeout_seconds: Seconds = 30.0
+
+    max_owner_lead: Annotated[int, Field(ge=0)] = 16
     session_capacity: Annotated[int, Field(ge=1)] = 100_000
     session_idle_seconds: Seconds = 3600.0
 
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
 
+    api_keys: list[ApiKeySettings] = []
+    secret: SecretStr | None = None
+    share_prefix_across_tenants: bool = False
     engine_api_key: SecretStr | None = None
     forward_authorization: bool = False
 

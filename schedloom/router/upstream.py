@@ -35,6 +35,9 @@ class UpstreamRequest:
 
     ``origin`` is ``http://host:port`` with an optional path prefix. ``dispatch_by`` is an instant of the
     event loop's clock after which the request must not be sent any more. Timeouts are in seconds.
+
+    A cancelled request with ``settle_seconds`` is dispatched nevertheless, and its connection is closed only
+    when its answer's body begins or that long after the dispatch: the engine has surely taken it up by then.
     """
 
     origin: str
@@ -45,6 +48,7 @@ class UpstreamRequest:
     first_byte_timeout: float = 600.0
     silence_timeout: float = 300.0
     dispatch_by: float | None = None
+    settle_seconds: float = 0.0
 
 
 class UpstreamResponse(Protocol):

@@ -41,9 +41,7 @@ class Received:
             choice = self.json["choices"][0]
             return str(choice["text"] if "text" in choice else choice["message"]["content"])
         choices = [choice for part in self.objects for choice in part.get("choices", [])]
-        return "".join(
-            choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices
-        )
+        return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
 
     @property
     def decision(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from schedloom.router.app import RouterApp
+from schedloom.router.sessions import MemorySessions
 from schedloom.router.settings import RouterSettings, WorkerSettings, router_settings
 from tests.router.client import Client
 from tests.router.fakes import FakeEngine, FakeUpstream
@@ -25,6 +26,11 @@ class Bench:
         self.app = RouterApp(settings, self.upstream)
         self.client = Client(self.app)
         self.engines = engines
+
+    @property
+    def sessions(self) -> MemorySessions:
+        assert isinstance(self.app.sessions, MemorySessions)
+        return self.app.sessions
 
     @property
     def in_flight(self) -> list[int]:

@@ -34,9 +34,7 @@ class Answer:
 
     @classmethod
     def error(cls, status: int, message: str = "no", **more: Any) -> Answer:
-        return cls.of(
-            {"error": {"message": message, "type": "Fake", "param": None, "code": status}}, status, **more
-        )
+        return cls.of({"error": {"message": message, "type": "Fake", "param": None, "code": status}}, status, **more)
 
     @classmethod
     def stream(cls, *events: Any) -> Answer:
@@ -103,11 +101,7 @@ class FakeEngine:
 
     async def answer(self, seen: Seen) -> Answer:
         if seen.path == CONTRACT_PATH:
-            return (
-                Answer.error(404)
-                if self.contract is None
-                else Answer.of(self.contract.model_dump(mode="json"))
-            )
+            return Answer.error(404) if self.contract is None else Answer.of(self.contract.model_dump(mode="json"))
         if seen.path == "/health":
             return Answer()
         self.seen.append(seen)
@@ -129,9 +123,7 @@ class FakeEngine:
     def _id(self, seen: Seen) -> str:
         return f"chatcmpl-{seen.headers.get('x-request-id', next(self._ids))}"
 
-    def _whole(
-        self, seen: Seen, tokens: int, reason: str = "length", stop_reason: str | None = None
-    ) -> dict[str, Any]:
+    def _whole(self, seen: Seen, tokens: int, reason: str = "length", stop_reason: str | None = None) -> dict[str, Any]:
         text = " word" * tokens
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "stop_reason": stop_reason}
         if "chat" in seen.path:
@@ -175,9 +167,7 @@ class FakeEngine:
         if not seen.body.get("stream"):
             return Answer.of(self._whole(seen, 0, "stop", stop_reason))
         said: dict[str, Any] = {"delta": {}} if "chat" in seen.path else {"text": ""}
-        finish = (
-            [self._chunk(seen, **said) | {"choices": [rejected_choice(said)]}] if self.finish_chunk else []
-        )
+        finish = [self._chunk(seen, **said) | {"choices": [rejected_choice(said)]}] if self.finish_chunk else []
         return Answer.stream(*self._role(seen), *finish, *self._usage(seen, 0), "[DONE]")
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from schedloom.router.protocol import LimitedProtocol
 from schedloom.router.serve import listen
 from tests.router.fakes import FakeEngine, Seen
 
@@ -19,7 +20,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 async def served(app: ASGIApp) -> AsyncIterator[str]:
     """The address at which ``app`` is served."""
     listener = listen("127.0.0.1", 0)
-    config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None)
+    config = uvicorn.Config(app, http=LimitedProtocol, ws="none", lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:

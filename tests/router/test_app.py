@@ -97,9 +97,7 @@ def planned(bench: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(Planner, "plan", staticmethod(plan))
 
         def compose(choices: Any) -> Any:
-            return composition.PolicySet(
-                (), {"plan_route": (composition.Hook("planner", Planner().plan_route),)}
-            )
+            return composition.PolicySet((), {"plan_route": (composition.Hook("planner", Planner().plan_route),)})
 
         monkeypatch.setattr(app, "compose", compose)
         return await bench(*engines)

@@ -57,9 +57,7 @@ def test_forbidden_keys_reach_no_engine(key: str) -> None:
         assert key not in forms["prefiller"]
 
 
-@pytest.mark.parametrize(
-    "escaped", [rb'"kv_transfer\u005fparams"', rb'"\u0073chedloom_x"', rb'"sche\u0064loom"']
-)
+@pytest.mark.parametrize("escaped", [rb'"kv_transfer\u005fparams"', rb'"\u0073chedloom_x"', rb'"sche\u0064loom"'])
 def test_an_escaped_key_is_the_same_key(escaped: bytes) -> None:
     body = GenerationBody(b'{"model":"m","prompt":"a",%b:{"remote_host":"evil"}}' % escaped)
     assert json.loads(body.raw) == {"model": "m", "prompt": "a"}

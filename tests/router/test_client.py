@@ -161,9 +161,7 @@ async def test_a_kept_connection_that_died_is_replaced_once(upstream: HttpUpstre
     for deaths, survives in ((1, True), (2, False)):
         asked = 0
 
-        async def server(
-            reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deaths: int = deaths
-        ) -> None:
+        async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deaths: int = deaths) -> None:
             nonlocal asked
             while not reader.at_eof():
                 await reader.readuntil(b"body")
@@ -296,3 +294,69 @@ async def test_closing_leaves_no_connection_open() -> None:
         await upstream.close()
         await asyncio.wait_for(server.lost.wait(), 2)
     assert not upstream._open
+
+
+def settling(origin: str) -> UpstreamRequest:
+    return UpstreamRequest(origin, "POST", "/x", [], b"body", settle_seconds=0.3)
+
+
+@pytest.mark.parametrize(
+    ("parts", "at_once"), [([], False), ([CHUNKED[:BODY_AT]], False), ([CHUNKED[: BODY_AT + 8]], True)]
+)
+async def test_a_hand_over_settles_before_its_connection_closes(
+    upstream: HttpUpstream, parts: list[bytes], at_once: bool
+) -> None:
+    server = Server(parts)
+    async with raw_server(server) as origin:
+
+        async def hand_over() -> None:
+            response = await upstream.send(settling(origin))
+            try:
+                await read_all(response)
+            finally:
+                response.close()
+
+        task = asyncio.create_task(hand_over())
+        while not server.asked:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.sleep(0.1)
+        assert server.lost.is_set() is at_once
+        await asyncio.wait_for(server.lost.wait(), 2)
+
+
+async def test_a_settling_hand_over_closes_once_its_answer_begins(upstream: HttpUpstream) -> None:
+    begin = asyncio.Event()
+    lost = asyncio.Event()
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"body")
+        await begin.wait()
+        writer.write(CHUNKED[: BODY_AT + 8])
+        await reader.read()
+        lost.set()
+
+    async with raw_server(server) as origin:
+        request = UpstreamRequest(origin, "POST", "/x", [], b"body", settle_seconds=60)
+        task = asyncio.create_task(upstream.send(request))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        assert not lost.is_set()
+        begin.set()
+        await asyncio.wait_for(lost.wait(), 2)
+
+
+async def test_a_hand_over_is_made_even_when_cancelled_before_it_is_connected(upstream: HttpUpstream) -> None:
+    server = Server(OK)
+    async with raw_server(server) as origin:
+        for settle, asked in ((0.0, 0), (0.3, 1)):
+            task = asyncio.create_task(
+                upstream.send(UpstreamRequest(origin, "POST", "/x", [], b"body", settle_seconds=settle))
+            )
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.sleep(0.1)
+            assert len(server.asked) == asked

@@ -50,7 +50,7 @@ async def test_a_prefillers_error_keeps_its_status_and_body(bench: Make, stream:
     assert received.json["error"]["message"] == "prefiller says no"
     assert received.headers["retry-after"] == "7"
     assert d.seen == []
-    assert len(router.app.sessions) == 0
+    assert len(router.sessions) == 0
 
 
 @STREAMS
@@ -62,7 +62,7 @@ async def test_a_decoders_error_keeps_its_status_and_body(bench: Make, stream: b
     received = await router.client.chat("s", stream=stream)
     assert (received.status, received.json["error"]["message"]) == (status, "decoder says no")
     assert received.headers["content-type"] == "application/json"
-    assert len(router.app.sessions) == 0
+    assert len(router.sessions) == 0
 
 
 @pytest.mark.parametrize(
@@ -70,19 +70,15 @@ async def test_a_decoders_error_keeps_its_status_and_body(bench: Make, stream: b
     [(ConnectFailed("refused"), 503), (BrokenOff("lost"), 502), (TimedOut("silent"), 504)],
 )
 @STREAMS
-async def test_an_unreachable_engine_is_a_clear_error(
-    bench: Make, error: Exception, status: int, stream: bool
-) -> None:
+async def test_an_unreachable_engine_is_a_clear_error(bench: Make, error: Exception, status: int, stream: bool) -> None:
     for failing in (0, 1):
         engines = [prefiller(), decoder()]
         router = await bench(*engines)
-        engines[failing].script = [
-            Answer(200, EVENTS if stream and failing else b"application/json", [error])
-        ]
+        engines[failing].script = [Answer(200, EVENTS if stream and failing else b"application/json", [error])]
         received = await router.client.chat("s", stream=stream)
         assert received.status == status
         assert received.json["error"]["type"] == "server_error"
-        assert len(router.app.sessions) == 0
+        assert len(router.sessions) == 0
 
 
 async def test_an_error_that_a_stream_begins_with_gets_its_real_status(bench: Make) -> None:
@@ -91,7 +87,7 @@ async def test_an_error_that_a_stream_begins_with_gets_its_real_status(bench: Ma
     d.script = [Answer.stream(ERROR, "[DONE]")]
     received = await router.client.chat("s", stream=True)
     assert (received.status, received.json) == (500, ERROR)
-    assert len(router.app.sessions) == 0
+    assert len(router.sessions) == 0
 
 
 @pytest.mark.parametrize("break_off", [[BROKEN], [], [TimedOut("silent")]])
@@ -107,7 +103,7 @@ async def test_a_stream_that_breaks_ends_in_an_error_event(
     assert received.status == 200 and received.ended
     assert received.objects[:-1] == [ROLE, WORD]
     assert "error" in received.objects[-1] and "[DONE]" not in received.events
-    assert len(router.app.sessions) == 0
+    assert len(router.sessions) == 0
 
 
 async def test_a_whole_answer_that_breaks_is_an_error_and_not_half_an_answer(bench: Make) -> None:
@@ -116,7 +112,7 @@ async def test_a_whole_answer_that_breaks_is_an_error_and_not_half_an_answer(ben
     d.script = [Answer(200, b"application/json", [b'{"choices":[', BROKEN])]
     received = await router.client.chat("s")
     assert received.status == 502
-    assert len(router.app.sessions) == 0
+    assert len(router.sessions) == 0
 
 
 async def test_an_engines_error_in_mid_stream_is_passed_on_and_no_success(bench: Make) -> None:
@@ -125,7 +121,7 @@ async def test_an_engines_error_in_mid_stream_is_passed_on_and_no_success(bench:
     d.script = [Answer.stream(ROLE, WORD, ERROR, "[DONE]")]
     received = await router.client.chat("s", stream=True)
     assert received.objects == [ROLE, WORD, ERROR]
-    assert len(router.app.sessions) == 0
+    assert len(router.sessions) == 0
     assert router.count("requests_total", route="pd", outcome="broken") == 1
 
 
@@ -288,7 +284,7 @@ async def test_a_client_that_leaves_at_the_end_mark_still_had_its_turn(bench: Ma
     finish = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     d.script = [Answer(200, EVENTS, [*map(event_bytes, [ROLE, WORD, finish, "[DONE]"]), never])]
     request = asyncio.create_task(router.client.chat("s", stream=True))
-    while len(router.app.sessions) == 0:
+    while len(router.sessions) == 0:
         await asyncio.sleep(0)
     router.client.leave.set()
     received = await request

@@ -84,9 +84,7 @@ async def test_without_append_prefill_decoders_need_nothing_of_it() -> None:
     await started([prefiller(), decoder(features=[], prefix_caching=False)], append=False)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [("decode", "prefill"), ("prefill", "prefill"), ("decode", "decode")]
-)
+@pytest.mark.parametrize(("first", "second"), [("decode", "prefill"), ("prefill", "prefill"), ("decode", "decode")])
 async def test_a_role_that_does_not_fit_is_refused(first: str, second: str) -> None:
     p, d = prefiller(), decoder()
     workers = [{"url": p.origin, "role": first}, {"url": d.origin, "role": second}]
@@ -194,11 +192,7 @@ async def test_a_slow_engine_gets_three_looks_before_it_is_down(bench: Make) -> 
         slow = False
 
         async def answer(self, seen: Any) -> Answer:
-            return (
-                Answer(200, b"application/json", [TimedOut("slow")])
-                if self.slow
-                else await super().answer(seen)
-            )
+            return Answer(200, b"application/json", [TimedOut("slow")]) if self.slow else await super().answer(seen)
 
     p, d = prefiller(), Slow("http://d0:1", contract(Role.CONSUMER))
     router = await bench(p, d)

@@ -37,18 +37,12 @@ ANSWERS: dict[str, list[Any]] = {
     "reasoning": [ROLE, chat(reasoning_content="a")],
     "tool call": [ROLE, chat(tool_calls=[{"index": 0}])],
     "text": [{"choices": [{"index": 0, "text": "a", "finish_reason": None}]}],
-    "token ids without text": [
-        {"choices": [{"index": 0, "text": "", "token_ids": [5], "finish_reason": None}]}
-    ],
+    "token ids without text": [{"choices": [{"index": 0, "text": "", "token_ids": [5], "finish_reason": None}]}],
     "tokens without text": [ROLE, FINISH, "[DONE]"],
     "tokens told by usage": [ROLE, TOKENS, "[DONE]"],
     "usage in each chunk": [ROLE | {"usage": {"completion_tokens": 1}}],
     "a stop string like ours, with output": [
-        {
-            "choices": [
-                {"index": 0, "text": "a", "finish_reason": "stop", "stop_reason": REJECTION_PREFIX + "x"}
-            ]
-        }
+        {"choices": [{"index": 0, "text": "a", "finish_reason": "stop", "stop_reason": REJECTION_PREFIX + "x"}]}
     ],
 }
 
@@ -104,10 +98,7 @@ def whole(tokens: int = 0, **choice: Any) -> bytes:
 
 def test_a_whole_rejection_is_known() -> None:
     assert rejection_in(whole(stop_reason=REJECTION_PREFIX + "no_usable_prefix")) == "no_usable_prefix"
-    assert (
-        rejection_in(whole(message={"role": "assistant", "content": None}, stop_reason=REJECTION_PREFIX))
-        == ""
-    )
+    assert rejection_in(whole(message={"role": "assistant", "content": None}, stop_reason=REJECTION_PREFIX)) == ""
 
 
 @pytest.mark.parametrize(

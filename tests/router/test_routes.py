@@ -128,7 +128,7 @@ async def test_a_conversation_id_that_names_nothing_is_no_session(bench: Make, v
     router = await bench(p, d)
     for _ in range(2):
         assert (await router.client.chat(conversation_id=value)).decision == "pd"
-    assert len(router.app.sessions) == 0
+    assert len(router.sessions) == 0
     assert all("conversation_id" not in seen.body for seen in p.seen + d.seen)
 
 
@@ -144,9 +144,7 @@ async def test_a_conversation_id_that_names_nothing_is_no_session(bench: Make, v
         {"prompt": [[1, 2], [3]]},
     ],
 )
-async def test_what_one_transfer_cannot_serve_goes_to_one_decoder(
-    bench: Make, unusual: dict[str, Any]
-) -> None:
+async def test_what_one_transfer_cannot_serve_goes_to_one_decoder(bench: Make, unusual: dict[str, Any]) -> None:
     p, d = prefiller(), decoder()
     router = await bench(p, d)
     body = BODIES["/v1/completions"] | unusual
@@ -171,9 +169,7 @@ async def test_ranks_are_chosen_from_the_first_turn_and_kept(bench: Make) -> Non
     for session in "abcd":
         for _ in range(3):
             await router.client.chat(session)
-        ranks[session] = {
-            s.headers["x-data-parallel-rank"] for s in d.seen if s.headers["x-session-id"] == session
-        }
+        ranks[session] = {s.headers["x-data-parallel-rank"] for s in d.seen if s.headers["x-session-id"] == session}
     assert sorted(rank for chosen in ranks.values() for rank in chosen) == ["0", "0", "1", "1"]
     assert "x-data-parallel-rank" not in p.seen[0].headers
 

@@ -106,9 +106,7 @@ def test_the_command_takes_engines_and_switches(started: list[RouterSettings]) -
 
 def test_options_win_over_the_file(started: list[RouterSettings], tmp_path: Path) -> None:
     path = tmp_path / "router.yaml"
-    path.write_text(
-        "port: 1\nhost: 0.0.0.0\nenable_decoder_append_prefill: true\nworkers:\n  - url: http://h:1\n"
-    )
+    path.write_text("port: 1\nhost: 0.0.0.0\nenable_decoder_append_prefill: true\nworkers:\n  - url: http://h:1\n")
     assert command("--config", str(path), "--port", "2").exit_code == 0
     assert command("--config", str(path), "--decode", "http://d:1").exit_code == 0
     kept, replaced = started
@@ -121,6 +119,8 @@ def test_options_win_over_the_file(started: list[RouterSettings], tmp_path: Path
     assert [worker.url for worker in replaced.workers] == ["http://d:1"]
 
 
-def test_the_command_raises_what_is_wrong(started: list[RouterSettings]) -> None:
-    result = command()
-    assert isinstance(result.exception, ConfigurationError) and started == []
+def test_the_command_says_what_is_wrong_and_ends(started: list[RouterSettings], tmp_path: Path) -> None:
+    for arguments in ((), ("--prefill", "nowhere"), ("--config", str(tmp_path / "missing.yaml"))):
+        result = command(*arguments)
+        assert result.exit_code == 1 and started == []
+        assert result.stderr.startswith("schedloom route: ") and result.stderr.count("\n") == 1

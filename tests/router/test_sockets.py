@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -25,6 +26,9 @@ from tests.router.sockets import asgi, served
 
 pytestmark = pytest.mark.anyio
 
+WORD = {"choices": [{"index": 0, "text": "word", "finish_reason": None}]}
+FINISH = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
+STREAM = {"model": "m", "prompt": "a", "stream": True}
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -47,9 +51,7 @@ async def town() -> AsyncIterator[Town]:
     async with AsyncExitStack() as stack:
         p, decoders = prefiller(), [decoder(0), decoder(1)]
         urls = [await stack.enter_async_context(served(asgi(engine))) for engine in (p, *decoders)]
-        settings = router_settings(
-            {"workers": [{"url": url} for url in urls], "enable_decoder_append_prefill": True}
-        )
+        settings = router_settings({"workers": [{"url": url} for url in urls], "enable_decoder_append_prefill": True})
         app = RouterApp(settings)
         await app.start()
         stack.push_async_callback(app.close)
@@ -92,9 +94,7 @@ async def test_the_openai_client_sees_ordinary_answers(town: Town, openai: Async
     assert decisions == ["pd", "append", "fallback", "append"]
 
 
-async def test_the_openai_client_without_streaming_and_by_conversation_id(
-    town: Town, openai: AsyncOpenAI
-) -> None:
+async def test_the_openai_client_without_streaming_and_by_conversation_id(town: Town, openai: AsyncOpenAI) -> None:
     for expected in ("pd", "append"):
         raw = await openai.chat.completions.with_raw_response.create(
             model="fake-model", messages=MESSAGES, extra_body={"conversation_id": "c"}
@@ -148,9 +148,7 @@ async def test_a_client_that_hangs_up_is_felt_by_the_engine(town: Town, phase: s
     host, port = town.address.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     body = b'{"model":"m","prompt":"a","stream":true}'
-    writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
     while town.in_flight == 0 or not any(engine.seen for engine in engines):
         await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)
@@ -169,14 +167,10 @@ async def test_events_arrive_as_they_are_made(town: Town) -> None:
     word = {"choices": [{"index": 0, "text": "word", "finish_reason": None}]}
     finish = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
     for engine in town.decoders:
-        engine.script = [
-            Answer(200, EVENTS, [event_bytes(word), gate, event_bytes(finish), event_bytes("[DONE]")])
-        ]
+        engine.script = [Answer(200, EVENTS, [event_bytes(word), gate, event_bytes(finish), event_bytes("[DONE]")])]
     async with (
         httpx2.AsyncClient(base_url=town.address) as client,
-        client.stream(
-            "POST", "/v1/completions", json={"model": "m", "prompt": "a", "stream": True}
-        ) as response,
+        client.stream("POST", "/v1/completions", json={"model": "m", "prompt": "a", "stream": True}) as response,
     ):
         parts = response.aiter_bytes()
         assert b"word" in await asyncio.wait_for(anext(parts), 2)
@@ -198,35 +192,56 @@ def test_no_engine_is_told() -> None:
         run(router_settings({"port": 0, "workers": [{"url": "http://127.0.0.1:1"}]}))
 
 
-async def test_the_process_says_when_it_is_ready_and_ends_when_told(town: Town) -> None:
+@asynccontextmanager
+async def router_process(town: Town, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     urls = [worker.origin for worker in town.app.fleet.workers]
-    options = (
-        f"--prefill {urls[0]} --decode {urls[1]} --decode {urls[2]} --port 0 --enable-decoder-append-prefill"
-    )
+    engines = ["--prefill", urls[0], "--decode", urls[1], "--decode", urls[2]]
     program = "import typer, schedloom.router.commands as c; typer.run(c.route)"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, *options.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        sys.executable, "-c", program, *engines, "--port", "0", *options, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     line = (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
     match = re.search(r"http://\S+", line)
     assert match is not None, line
+    yield process, match[0]
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    await process.communicate()
+
+
+async def test_the_process_says_when_it_is_ready_and_ends_when_told(town: Town) -> None:
     gate = asyncio.Event()
-    done = [
-        event_bytes({"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]}),
-        event_bytes("[DONE]"),
-    ]
     for engine in town.decoders:
-        engine.script = [Answer(200, EVENTS, [gate, *done])]
-    async with httpx2.AsyncClient(base_url=match[0], timeout=20) as client:
+        engine.script = [Answer(200, EVENTS, [event_bytes(WORD), gate, event_bytes(FINISH), event_bytes("[DONE]")])]
+    async with (
+        router_process(town, "--enable-decoder-append-prefill") as (process, address),
+        httpx2.AsyncClient(base_url=address, timeout=20) as client,
+    ):
         assert (await client.get("/ready")).status_code == 200
-        body = {"model": "m", "prompt": "a", "stream": True}
-        request = asyncio.create_task(client.post("/v1/completions", json=body))
+        request = asyncio.create_task(client.post("/v1/completions", json=STREAM))
         while not any(engine.seen for engine in town.decoders):
             await asyncio.sleep(0.01)
         os.kill(process.pid, signal.SIGTERM)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.5)
+        with pytest.raises(httpx2.ConnectError):
+            await httpx2.AsyncClient().get(f"{address}/ready")
         gate.set()
         assert (await request).text.endswith("data: [DONE]\n\n")
-    assert await asyncio.wait_for(process.wait(), 20) == 0
-    await process.communicate()
+
+
+async def test_what_outlasts_the_grace_ends_in_an_error_event(town: Town, tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text("shutdown_grace_seconds: 1\n")
+    for engine in town.decoders:
+        engine.script = [Answer(200, EVENTS, [event_bytes(WORD), asyncio.Event()])]
+    async with (
+        router_process(town, "--config", str(path)) as (process, address),
+        httpx2.AsyncClient(base_url=address, timeout=20) as client,
+    ):
+        request = asyncio.create_task(client.post("/v1/completions", json=STREAM))
+        while not any(engine.seen for engine in town.decoders):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        os.kill(process.pid, signal.SIGTERM)
+        events = (await request).text.split("\n\n")
+        assert "word" in events[0] and "shutting_down" in events[1]

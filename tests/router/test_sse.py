@@ -43,9 +43,7 @@ def test_the_end_mark_is_known(end: bytes) -> None:
     assert is_end(end)
 
 
-@pytest.mark.parametrize(
-    "other", [b"", b"data: [DONE]x\n\n", b'data: "[DONE]"\n\n', b"data: [DONE]\n\ndata: x\n\n"]
-)
+@pytest.mark.parametrize("other", [b"", b"data: [DONE]x\n\n", b'data: "[DONE]"\n\n', b"data: [DONE]\n\ndata: x\n\n"])
 def test_nothing_else_is_an_end_mark(other: bytes) -> None:
     assert not is_end(other)
 
@@ -63,6 +61,4 @@ def test_transfer_parameters_do_not_reach_a_client() -> None:
     assert b"10.0.0.7" not in clean
     assert [data_of(event) for event in split_events(clean)][0::2] == [b"one", b"[DONE]"]
     harmless = b'data: {"kv_transfer_params":null}\n\n'
-    assert (
-        without_transfer_parameters(harmless) is harmless or without_transfer_parameters(harmless) == harmless
-    )
+    assert without_transfer_parameters(harmless) is harmless or without_transfer_parameters(harmless) == harmless

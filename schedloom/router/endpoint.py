@@ -1,0 +1,97 @@
+"""The generating endpoints: read and bound a request, serve it, count how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from schedloom.router.call import read_call
+from schedloom.router.failures import Failure
+from schedloom.router.gate import Gate
+from schedloom.router.headers import ClientHeaders
+from schedloom.router.metrics import Metrics
+from schedloom.router.pipeline import Pipeline
+from schedloom.router.reply import Reply
+from schedloom.router.settings import RouterSettings
+from schedloom.router.tenants import Tenants
+from schedloom.router.watch import ClientGone, Deadline, Watch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Door:
+    """What every generating endpoint shares."""
+
+    settings: RouterSettings
+    pipeline: Pipeline
+    tenants: Tenants
+    gate: Gate
+    metrics: Metrics
+    draining: bool = False
+
+
+class Generation:
+    """One generating endpoint."""
+
+    def __init__(self, path: str, door: Door) -> None:
+        self._path = path
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = Reply(send)
+        metrics = self._door.metrics
+        begun = time.perf_counter()
+        reply.on_start = lambda: metrics.began(reply.decision, time.perf_counter() - begun)
+        with metrics.in_flight.track_inprogress():
+            outcome = await self._outcome(scope, receive, reply)
+        metrics.ended(reply.decision, outcome)
+
+    async def _outcome(self, scope: Scope, receive: Receive, reply: Reply) -> str:
+        try:
+            return await self._serve(scope, receive, reply)
+        except ClientGone:
+            return "served" if reply.succeeded else "client_left"
+        except Failure as failure:
+            await reply.stop(failure)
+            return "refused" if failure.status < 500 else "failed"
+        except asyncio.CancelledError:
+            await reply.stop(Failure.own(503, "The router is shutting down.", "shutting_down"))
+            raise
+        except Exception:
+            log.exception("a request ended in an unforeseen error")
+            await reply.stop(Failure.own(500, "The router failed.", "internal_error"))
+            return "failed"
+
+    async def _serve(self, scope: Scope, receive: Receive, reply: Reply) -> str:
+        door, settings = self._door, self._door.settings
+        if door.draining:
+            raise Failure.own(503, "The router is shutting down.", "shutting_down").retry_after(1)
+        headers = ClientHeaders(scope["headers"])
+        tenant = door.tenants.of(headers.authorization)
+        slow = Failure.own(408, "The body took too long to arrive.", "body_too_slow")
+        async with Deadline(settings.body_timeout_seconds, slow):
+            raw = await _read_body(receive, settings.max_body_bytes)
+        call = read_call(self._path, headers, raw, tenant)
+        late = Failure.own(504, "The request took too long.", "request_timeout")
+        async with Watch(receive, settings.request_timeout_seconds, late), door.gate:
+            return (await door.pipeline.serve(call, reply)).value
+
+
+async def _read_body(receive: Receive, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise Failure.own(413, f"The body must not exceed {limit} bytes.", "body_too_large")
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,74 @@
+"""How many requests are under way at once, and how many may wait for that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from types import TracebackType
+
+from schedloom.router.failures import Failure
+
+
+class Gate:
+    """At most ``limit`` inside and ``waiting`` in line, each for at most ``patience`` seconds, in order of
+    arrival.
+
+    Entering raises Failure (503, with Retry-After) at once when the line is full, or when patience ends.
+    """
+
+    def __init__(self, limit: int, waiting: int, patience: float) -> None:
+        self.inside = 0
+        self._limit = limit
+        self._longest_line = waiting
+        self._patience = patience
+        self._line: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._line)
+
+    async def __aenter__(self) -> None:
+        if self.inside < self._limit and not self._line:
+            self.inside += 1
+            return
+        if len(self._line) >= self._longest_line:
+            raise _full()
+        await self._wait()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        place = loop.create_future()
+        self._line[place] = None
+        timer = loop.call_later(self._patience, _give_up, place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self._leave()
+            raise
+        finally:
+            timer.cancel()
+            self._line.pop(place, None)
+
+    def _leave(self) -> None:
+        """Whoever leaves hands the place to the first in line that still waits."""
+        while self._line:
+            place, _ = self._line.popitem(last=False)
+            if not place.done():
+                place.set_result(None)
+                return
+        self.inside -= 1
+
+
+def _give_up(place: asyncio.Future[None]) -> None:
+    if not place.done():
+        place.set_exception(_full())
+
+
+def _full() -> Failure:
+    return Failure.own(503, "The router is busy; try again later.", "overloaded").retry_after(1)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from schedloom.core.wire import Role
+from schedloom.router.breaker import BASE_SECONDS, CONSECUTIVE_FAILURES, Breaker, RetryBudget
+from schedloom.router.fleet import Fleet, Worker
+from schedloom.router.settings import WorkerSettings
+from tests.router.fakes import contract
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fail(breaker: Breaker, times: int = CONSECUTIVE_FAILURES) -> None:
+    for _ in range(times):
+        breaker.begin()
+        breaker.end(False)
+
+
+def test_it_opens_after_failures_in_a_row_only() -> None:
+    breaker = Breaker(Clock())
+    for outcome in (False, False, False, False, True, False, False, False, False, None, None):
+        breaker.begin()
+        breaker.end(outcome)
+    assert breaker.allows
+    fail(breaker, 1)
+    assert not breaker.allows
+
+
+def test_one_request_at_a_time_tries_it_again() -> None:
+    clock = Clock()
+    breaker = Breaker(clock)
+    fail(breaker)
+    clock.now += BASE_SECONDS
+    assert breaker.allows
+    breaker.begin()
+    assert not breaker.allows
+    breaker.end(True)
+    assert breaker.allows
+    fail(breaker, CONSECUTIVE_FAILURES - 1)
+    assert breaker.allows
+
+
+def test_a_failed_try_keeps_it_open_for_longer_and_a_neutral_one_lets_the_next_try() -> None:
+    clock = Clock()
+    breaker = Breaker(clock)
+    fail(breaker)
+    clock.now += BASE_SECONDS
+    fail(breaker, 1)
+    clock.now += BASE_SECONDS
+    assert not breaker.allows
+    clock.now += BASE_SECONDS
+    breaker.begin()
+    breaker.end(None)
+    assert breaker.allows
+
+
+def pool(clock: Clock, size: int) -> Fleet:
+    workers = [Worker(f"d{i}", WorkerSettings(url=f"http://d{i}:1"), clock) for i in range(size)]
+    for worker in workers:
+        worker.join(contract(Role.CONSUMER))
+    return Fleet(workers)
+
+
+def test_at_most_half_of_a_pool_is_left_out_and_never_the_last() -> None:
+    for size, served_by in ((1, {"d0"}), (2, {"d1"}), (3, {"d1", "d2"}), (4, {"d2", "d3"})):
+        clock = Clock()
+        fleet = pool(clock, size)
+        for worker in fleet.workers:
+            clock.now += 1
+            fail(worker.breaker)
+        assert {fleet.choose_decoder().name for _ in range(8)} == served_by
+
+
+def test_a_worker_that_fails_is_left_out_within_one_request() -> None:
+    fleet = pool(Clock(), 2)
+    bad = fleet.workers[0]
+    for _ in range(CONSECUTIVE_FAILURES):
+        with bad.serving(0) as service:
+            service.failed()
+    assert {fleet.choose_decoder().name for _ in range(8)} == {"d1"}
+
+
+def test_clients_errors_and_full_workers_open_nothing() -> None:
+    clock = Clock()
+    fleet = pool(clock, 2)
+    one = fleet.workers[0]
+    for status in [400, 404, 422, 429, 503] * 10:
+        with one.serving(0) as service:
+            service.answered(status)
+    assert one.breaker.allows
+
+
+def test_a_full_worker_is_left_alone_for_as_long_as_it_says() -> None:
+    clock = Clock()
+    fleet = pool(clock, 2)
+    with fleet.workers[0].serving(0) as service:
+        service.answered(503, b"7")
+    with fleet.workers[1].serving(0), fleet.workers[1].serving(0):
+        assert fleet.choose_decoder().name == "d1"
+        clock.now += 7
+        assert fleet.choose_decoder().name == "d0"
+
+
+def test_second_tries_are_a_share_of_requests() -> None:
+    clock = Clock()
+    budget = RetryBudget(clock)
+    assert [budget.take() for _ in range(4)] == [True, True, True, False]
+    for _ in range(100):
+        budget.count_request()
+    assert sum(budget.take() for _ in range(100)) == 17
+    clock.now += 20
+    assert [budget.take() for _ in range(4)] == [True, True, True, False]
+
+
+def test_the_budget_forgets_by_halves() -> None:
+    clock = Clock()
+    budget = RetryBudget(clock, window=10)
+    for _ in range(100):
+        budget.count_request()
+    clock.now += 6
+    assert sum(budget.take() for _ in range(30)) == 20
+    clock.now += 5
+    assert sum(budget.take() for _ in range(30)) == 0
+    clock.now += 5
+    assert sum(budget.take() for _ in range(30)) == 3

@@ -1,0 +1,144 @@
+"""Clients that send too much, too slowly, or what is not a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+
+from schedloom.router.app import RouterApp
+from schedloom.router.protocol import LimitedProtocol
+from tests.router.conftest import settings_for
+from tests.router.fakes import FakeUpstream, decoder, prefiller
+from tests.router.sockets import served
+
+pytestmark = pytest.mark.anyio
+
+BODY = b'{"model":"m","prompt":"a"}'
+
+
+@pytest.fixture
+async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
+    monkeypatch.setattr(LimitedProtocol, "header_seconds", 0.3)
+    async with AsyncExitStack() as stack:
+        engines = [prefiller(), decoder()]
+        settings = settings_for(engines, body_timeout_seconds=0.3, max_body_bytes=100_000)
+        app = RouterApp(settings, FakeUpstream(engines))
+        await app.start()
+        stack.push_async_callback(app.close)
+        host, port = (await stack.enter_async_context(served(app))).removeprefix("http://").split(":")
+        yield host, int(port)
+
+
+async def exchange(address: tuple[str, int], *parts: bytes, pause: float = 0.0) -> bytes:
+    """All that the router says until it closes the connection, or says nothing for a second."""
+    reader, writer = await asyncio.open_connection(*address)
+    said = asyncio.ensure_future(_listen(reader))
+    try:
+        for part in parts:
+            if said.done():
+                break
+            writer.write(part)
+            await asyncio.sleep(pause)
+        return await said
+    finally:
+        writer.close()
+
+
+async def _listen(reader: asyncio.StreamReader) -> bytes:
+    said = b""
+    with suppress(asyncio.TimeoutError, ConnectionError):
+        while part := await asyncio.wait_for(reader.read(65536), 1):
+            said += part
+    return said
+
+
+def post(*headers: bytes, body: bytes = BODY, path: bytes = b"/v1/completions") -> bytes:
+    lines = [b"POST %b HTTP/1.1" % path, b"host: x", *headers, b"content-length: %d" % len(body), b"", body]
+    return b"\r\n".join(lines)
+
+
+CLOSE = b"connection: close"
+
+
+async def test_an_ordinary_request_is_served(address: tuple[str, int]) -> None:
+    answer = await exchange(address, post(CLOSE))
+    assert answer.startswith(b"HTTP/1.1 200") and b" word word word" in answer
+
+
+async def test_a_request_in_single_bytes_is_served(address: tuple[str, int]) -> None:
+    request = post(CLOSE)
+    assert (await exchange(address, *[request[i : i + 1] for i in range(len(request))])).startswith(b"HTTP/1.1 200")
+
+
+async def test_two_requests_on_one_connection_are_served(address: tuple[str, int]) -> None:
+    answer = await exchange(address, post() + post(CLOSE))
+    assert answer.count(b"HTTP/1.1 200") == 2
+
+
+@pytest.mark.parametrize("size", [70_000, 300_000, 2_000_000])
+@pytest.mark.parametrize("many", [False, True])
+async def test_long_headers_are_refused(address: tuple[str, int], size: int, many: bool) -> None:
+    headers = [b"x-%d: %b" % (i, b"a" * 100) for i in range(size // 100)] if many else [b"x: " + b"a" * size]
+    answer = await exchange(address, post(*headers))
+    assert answer.startswith(b"HTTP/1.1 431") or answer == b""
+
+
+async def test_a_long_path_is_refused(address: tuple[str, int]) -> None:
+    assert (await exchange(address, post(path=b"/" + b"a" * 70_000))).startswith(b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize("parts", [[], [b"POST /v1/comp"], [post()[:40]], [post(CLOSE)[:-30]]])
+async def test_a_head_that_does_not_come_is_refused(address: tuple[str, int], parts: list[bytes]) -> None:
+    answer = await exchange(address, *parts)
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
+async def test_a_head_that_trickles_is_refused(address: tuple[str, int]) -> None:
+    request = post()
+    answer = await exchange(address, *[request[i : i + 1] for i in range(20)], pause=0.05)
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
+async def test_a_second_head_that_does_not_come_is_refused(address: tuple[str, int]) -> None:
+    answer = await exchange(address, post(), b"POST /v1/comp", pause=0.1)
+    assert answer.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in answer
+
+
+async def test_a_body_that_does_not_come_is_refused(address: tuple[str, int]) -> None:
+    for sent in (b"", BODY[:-1]):
+        request = post(CLOSE).removesuffix(BODY) + sent
+        answer = await exchange(address, request)
+        assert answer.startswith(b"HTTP/1.1 408") and b"body_too_slow" in answer
+
+
+async def test_a_body_that_is_too_long_is_refused(address: tuple[str, int]) -> None:
+    body = b'{"model":"m","prompt":"%b"}' % (b"a" * 200_000)
+    assert (await exchange(address, post(body=body))).startswith(b"HTTP/1.1 413")
+    chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunks = [b"%x\r\n%b\r\n" % (30_000, b"a" * 30_000)] * 5
+    assert b"HTTP/1.1 413" in await exchange(address, chunked, *chunks)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 26\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 26\r\ncontent-length: 27\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: nonsense\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost : x\r\ncontent-length: 26\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n folded\r\ncontent-length: 26\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\nhost: x\ncontent-length: 26\n\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+    ],
+)
+async def test_what_two_servers_could_read_differently_is_refused(address: tuple[str, int], head: bytes) -> None:
+    assert (await exchange(address, head + BODY)).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("host", [b"x/e?", b"evil@x", b"", b"x#/v1/models"])
+async def test_the_host_header_decides_nothing(address: tuple[str, int], host: bytes) -> None:
+    request = post(CLOSE, path=b"/pause").replace(b"host: x", b"host: " + host)
+    assert (await exchange(address, request)).startswith(b"HTTP/1.1 404")

@@ -1,0 +1,182 @@
+"""Second tries: where they help, never after output, and never without bound."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from schedloom.router.upstream import BrokenOff, ConnectFailed
+from tests.router.conftest import Make
+from tests.router.fakes import BROKEN, EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
+
+pytestmark = pytest.mark.anyio
+
+WORD = {"id": "x", "choices": [{"index": 0, "delta": {"content": " word"}, "finish_reason": None}]}
+TROUBLES = [
+    Answer.error(500),
+    Answer.error(503),
+    Answer.error(429),
+    Answer(200, b"application/json", [ConnectFailed("refused")]),
+    Answer(200, b"application/json", [BrokenOff("lost")]),
+]
+
+
+def fresh(answer: Answer) -> Answer:
+    return Answer(answer.status, answer.kind, list(answer.steps), answer.headers)
+
+
+def engines() -> tuple[list[FakeEngine], list[FakeEngine]]:
+    return [prefiller(0), prefiller(1)], [decoder(0), decoder(1)]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_another_prefiller_is_tried(bench: Make, trouble: Answer, stream: bool) -> None:
+    prefillers, decoders = engines()
+    router = await bench(*prefillers, *decoders)
+    prefillers[0].always = fresh(trouble)
+    received = await router.client.chat("s", stream=stream)
+    assert (received.status, received.decision, received.text) == (200, "pd", " word word word")
+    assert [len(engine.seen) for engine in prefillers] == [1, 1]
+    assert sum(len(engine.seen) for engine in decoders) == 1
+    assert router.count("retries_total") == 1
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_another_decoder_is_tried_with_a_fresh_prefill(bench: Make, trouble: Answer, stream: bool) -> None:
+    prefillers, decoders = engines()
+    router = await bench(*prefillers, *decoders)
+    decoders[0].always = fresh(trouble)
+    received = await router.client.chat("s", stream=stream)
+    assert (received.status, received.text) == (200, " word word word")
+    assert [len(engine.seen) for engine in decoders] == [1, 1]
+    ids = [seen.headers["x-request-id"] for engine in prefillers for seen in engine.seen]
+    assert len(set(ids)) == 2
+    assert decoders[1].seen[0].headers["x-request-id"] == ids[1] or decoders[1].seen[0].headers["x-request-id"] in ids
+
+
+async def test_an_error_event_before_output_counts_as_an_error(bench: Make) -> None:
+    prefillers, decoders = engines()
+    router = await bench(*prefillers, *decoders)
+    decoders[0].always = Answer.stream({"error": {"message": "kv load failed", "code": 500}}, "[DONE]")
+    received = await router.client.chat("s", stream=True)
+    assert (received.status, received.text) == (200, " word word word")
+
+
+async def test_a_second_failure_is_the_answer(bench: Make) -> None:
+    prefillers, decoders = engines()
+    router = await bench(*prefillers, *decoders)
+    for engine in decoders:
+        engine.always = Answer.error(500, engine.origin)
+    received = await router.client.chat("s")
+    assert received.status == 500
+    assert sum(len(engine.seen) for engine in prefillers + decoders) == 4
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 422])
+async def test_a_clients_error_is_not_tried_again(bench: Make, status: int) -> None:
+    prefillers, decoders = engines()
+    router = await bench(*prefillers, *decoders)
+    for pool in (prefillers, decoders):
+        for engine in pool:
+            engine.script = [Answer.error(status)]
+        assert (await router.client.chat()).status == status
+        for engine in pool:
+            engine.script = []
+    assert router.count("retries_total") == 0
+
+
+async def test_nothing_is_tried_again_after_output(bench: Make) -> None:
+    prefillers, decoders = engines()
+    router = await bench(*prefillers, *decoders)
+    for engine in decoders:
+        engine.script = [Answer(200, EVENTS, [event_bytes(WORD), BROKEN])]
+    received = await router.client.chat("s", stream=True)
+    assert "error" in received.objects[-1]
+    assert sum(len(engine.seen) for engine in decoders) == 1
+
+
+async def test_work_per_request_is_bounded(bench: Make) -> None:
+    """A local attempt that fails, and two passes that fail: five dispatches, then an error."""
+    prefillers, decoders = engines()
+    router = await bench(*prefillers, *decoders)
+    await router.client.chat("s")
+    for engine in prefillers + decoders:
+        engine.seen.clear()
+    for engine in decoders:
+        engine.always = Answer.error(500)
+    received = await router.client.chat("s")
+    assert received.status == 500
+    assert sum(len(engine.seen) for engine in prefillers + decoders) == 5
+
+
+async def test_after_a_failed_local_attempt_another_decoder_serves(bench: Make) -> None:
+    p, decoders = prefiller(), [decoder(0), decoder(1)]
+    router = await bench(p, *decoders)
+    await router.client.chat("s")
+    owner = next(engine for engine in decoders if engine.seen)
+    owner.always = Answer.error(500)
+    received = await router.client.chat("s")
+    assert (received.status, received.decision) == (200, "fallback")
+    assert len(owner.seen) == 2
+
+
+async def test_second_tries_do_not_become_a_storm(bench: Make) -> None:
+    prefillers, decoders = engines()
+    router = await bench(*prefillers, *decoders)
+    for engine in prefillers:
+        engine.always = Answer.error(500)
+    for _ in range(1000):
+        assert (await router.client.chat()).status == 500
+    assert sum(len(engine.seen) for engine in prefillers) <= 1200
+
+
+async def test_a_failing_decoder_is_soon_left_out(bench: Make) -> None:
+    p, decoders = prefiller(), [decoder(0), decoder(1)]
+    router = await bench(p, *decoders)
+    decoders[0].always = Answer.error(500)
+    statuses = [(await router.client.chat()).status for _ in range(40)]
+    assert len(decoders[0].seen) == 5
+    assert statuses.count(500) == 2 and statuses[20:] == [200] * 20
+
+
+async def test_a_full_prefiller_is_spared(bench: Make) -> None:
+    prefillers, decoders = engines()
+    router = await bench(*prefillers, *decoders)
+    prefillers[0].script = [Answer.error(503, headers=[(b"retry-after", b"30")])]
+    for _ in range(10):
+        assert (await router.client.chat()).status == 200
+    assert len(prefillers[0].seen) == 1
+
+
+async def test_a_busy_owner_does_not_keep_its_session(bench: Make) -> None:
+    p, decoders = prefiller(), [decoder(0), decoder(1)]
+    router = await bench(p, *decoders, max_owner_lead=2)
+    first = await router.client.chat("s")
+    owner = next(engine for engine in decoders if engine.seen)
+    (worker,) = [one for one in router.app.fleet.workers if one.origin == owner.origin]
+    with worker.serving(0), worker.serving(0):
+        assert (await router.client.chat("s")).decision == "append"
+        with worker.serving(0):
+            moved = await router.client.chat("s")
+            assert moved.decision == "pd"
+            assert moved.headers["x-schedloom-decoder"] != first.headers["x-schedloom-decoder"]
+            again = await router.client.chat("s")
+    assert again.decision == "append"
+    assert again.headers["x-schedloom-decoder"] == moved.headers["x-schedloom-decoder"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_request_that_takes_too_long_ends_in_an_error(bench: Make, begun: bool) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d, request_timeout_seconds=0.05)
+    never = asyncio.Event()
+    d.script = [Answer(200, EVENTS, [*([event_bytes(WORD)] if begun else []), never])]
+    received = await router.client.chat("s", stream=True)
+    assert received.ended and d.cancelled == 1
+    if begun:
+        assert received.objects[-1]["error"]["code"] == "request_timeout"
+    else:
+        assert (received.status, received.json["error"]["code"]) == (504, "request_timeout")
