@@ -15,6 +15,7 @@ import typer
 
 from schedloom.commands.console import console
 from schedloom.core.errors import ConfigurationError
+from schedloom.core.registry import Registry
 
 _TEMPLATES: Final = {
     "pyproject.toml": "pyproject.toml.template",
@@ -47,10 +48,13 @@ def new_policy(
 
 
 def names_for(name: str) -> dict[str, str]:
-    """All names of the package. Raises ConfigurationError for what cannot name a Python module."""
+    """All names of the package. Raises ConfigurationError for a taken name, and for what cannot name a module."""
     policy = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", policy) or iskeyword(policy):
         raise ConfigurationError(f"{name!r} cannot name a policy; write lower-case words joined by _ or -")
+    registry = Registry()
+    if policy in registry.names():
+        raise ConfigurationError(f"{policy!r} is the name of a policy of {registry.package(policy)}; choose another")
     return {
         "policy": policy,
         "module": f"schedloom_{policy}",
