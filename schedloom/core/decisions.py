@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -29,16 +30,30 @@ class Admission:
     """One policy's answer about one request.
 
     ``reason`` is a short stable code in snake_case: it is shown in traces, counted, and told to the router.
-    ``facts`` are the numbers behind the answer.
+    ``facts`` are the numbers behind the answer. ``whole_lane``, with DEFER, puts off everybody in the request's lane of
+    the waiting queue, so that a long lane is not walked in vain.
     """
 
     verdict: Verdict
     reason: str = ""
     facts: Mapping[str, Fact] = field(default_factory=lambda: _NO_FACTS)
+    whole_lane: bool = False
 
     def __post_init__(self) -> None:
         if self.verdict is not Verdict.ADMIT and not self.reason:
             raise ValueError(f"{self.verdict.name} needs a reason: a short code such as 'no_usable_prefix'")
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A lane of the waiting queue. Its requests count as having arrived ``delay`` seconds later than they did."""
+
+    name: str
+    delay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.delay) and self.delay >= 0):
+            raise ValueError(f"lane {self.name!r} needs a finite delay of zero seconds or more, not {self.delay}")
 
 
 class Recovery(Enum):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from schedloom.core.decisions import Admission, Recovery, StepOutcome
+    from schedloom.core.decisions import Admission, Lane, Recovery, StepOutcome
     from schedloom.core.routing import Attempt, FleetView, RouteRequest, SessionOwner
     from schedloom.core.views import EngineView, RequestView
 
@@ -44,6 +44,17 @@ class EngineHooks:
         """
 
     @hookspec
+    def queue_key(self, request: RequestView, view: EngineView) -> Lane | None:
+        """Name the lane of the waiting queue in which this request, which has just arrived, is to wait.
+
+        Called once for each request, before the first step that could admit it; ``None`` is the lane without delay.
+        Within a lane who came first goes first. Between lanes goes first who would have come first, had everyone come
+        later by the delay of his lane: nobody ever waits behind a request that came more than that after him.
+        Preempted requests go before all lanes. At most one policy of a composition may implement this hook, and none
+        where vLLM itself orders its queue by priority.
+        """
+
+    @hookspec
     def recover(self, request: RequestView, view: EngineView) -> Sequence[Recovery] | None:
         """Name the ways to take this running request's KV, best first; the first possible one is taken.
 
@@ -59,6 +70,10 @@ class EngineHooks:
         ``tokens`` is what the engine would compute. Called for prefill only, never for a decoding request, and not at
         all in a step without prefill. The least answer wins. The framework keeps alignment.
         """
+
+    @hookspec
+    def request_finished(self, request: RequestView, view: EngineView) -> None:
+        """A request has ended, by itself or by an abort, and still holds its KV blocks: the engine frees them next."""
 
     @hookspec
     def step_begin(self, view: EngineView) -> None:

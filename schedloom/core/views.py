@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,9 +41,19 @@ class RequestView(Protocol):
         """Whether the router marked it as an attempt that it can repeat through a Prefiller."""
         ...
 
+    @property
+    def job_class(self) -> str | None:
+        """The class of work that the client or the router gave it, if that is a well-formed name."""
+        ...
+
 
 class EngineView(Protocol):
     """An engine, as a policy sees it while the scheduler runs."""
+
+    @property
+    def now(self) -> float:
+        """Seconds of a monotonic clock: the only clock that a policy may read."""
+        ...
 
     @property
     def block_size(self) -> int: ...
@@ -51,6 +62,14 @@ class EngineView(Protocol):
         """Running requests whose prefill is through."""
         ...
 
-    def reusable_kv(self, request: RequestView) -> ReusableKV:
-        """Look up the KV that ``request`` could reuse. Changes nothing; remembered until the step moves on."""
+    def num_active(self, job_classes: Collection[str]) -> int:
+        """Requests of these classes that hold KV. Looks at every running request."""
+        ...
+
+    def reusable_kv(self, request: RequestView, enough: int | None = None) -> ReusableKV:
+        """Look up the KV that ``request`` could reuse. Changes nothing; remembered until the step moves on.
+
+        Where ``enough`` tokens are resident, no connector is asked, and ``restorable`` is 0: the question can cost a
+        look at a disk.
+        """
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Annotated, Any, Final, Literal
 
@@ -20,6 +21,11 @@ RESERVED_PREFIX = "schedloom"
 LOCAL_ATTEMPT_KEY = "schedloom_local_attempt"
 """Key in ``vllm_xargs`` (``SamplingParams.extra_args``) with value ``PROTOCOL_VERSION``: the router's mark."""
 
+JOB_CLASS_KEY = "job_class"
+"""Key in ``vllm_xargs`` under which a client or the router names the class of work that a request belongs to."""
+
+_JOB_CLASS = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
 REJECTION_PREFIX = "schedloom:rejected:"
 """Start of the ``stop_reason`` of a request that was turned away; the policy's reason follows.
 
@@ -30,6 +36,12 @@ be taken for one, because a request that meets a stop string has output.
 
 def is_local_attempt(extra_args: dict[str, Any] | None) -> bool:
     return bool(extra_args) and extra_args.get(LOCAL_ATTEMPT_KEY) == PROTOCOL_VERSION  # type: ignore[union-attr]
+
+
+def job_class(extra_args: dict[str, Any] | None) -> str | None:
+    """The class of work named in a request; anything but a short plain name reads as none."""
+    name = extra_args.get(JOB_CLASS_KEY) if extra_args else None
+    return name if isinstance(name, str) and _JOB_CLASS.fullmatch(name) else None
 
 
 class Role(str, Enum):

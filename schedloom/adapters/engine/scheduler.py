@@ -12,7 +12,9 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutp
 from vllm.v1.request import RequestStatus
 
 from schedloom.adapters.engine import seams
-from schedloom.adapters.engine.trace import LogSink
+from schedloom.adapters.engine.control import Control
+from schedloom.adapters.engine.hooks import HookCaller
+from schedloom.adapters.engine.trace import DecisionTrace
 from schedloom.adapters.engine.views import VllmEngineView
 from schedloom.core.composition import PolicySet
 from schedloom.core.wire import REJECTION_PREFIX
@@ -27,22 +29,35 @@ class PolicyScheduler(_Base):
     """What all parts share: the policies, the view that they get, the sink of decisions, and turning requests away."""
 
     policies: ClassVar[PolicySet]
+    waiting: Any
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.view = VllmEngineView(self)
-        self.decisions = LogSink()
+        self.decisions = DecisionTrace()
+        self._callers: list[HookCaller] = []
+        self._control = Control(self.decisions, self._callers)
         self.turned_away: dict[str, str] = {}
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.turned_away:
             self._end_turned_away(outputs)
+        self._control.poll(idle=not self.running)
         return outputs
+
+    def caller(self, hook: str) -> HookCaller:
+        """The policies' implementations of ``hook``, to be called by a part."""
+        caller = HookCaller(self.policies, hook)
+        self._callers.append(caller)
+        return caller
 
     def look_up_local_prefix(self, request: Any) -> Any:
         """vLLM's own look-up: blocks, tokens, shared-prefix boundary, whether cache groups disagree."""
         return super()._get_local_prefix_cache_hit(request)
+
+    def close_lane(self, request: Any) -> None:
+        """Put off everybody in this request's lane until the step is over, where the queue has lanes."""
 
     def _end_turned_away(self, outputs: Any) -> None:
         """End the requests here, where vLLM ends requests: inside ``schedule()`` its loop would break."""
@@ -63,11 +78,14 @@ def composed(base: Any, policies: PolicySet) -> Any:
     Raises SeamError when ``base`` lacks a seam.
     """
     from schedloom.adapters.engine.parts.admission import AdmissionPart
+    from schedloom.adapters.engine.parts.endings import EndingsPart
     from schedloom.adapters.engine.parts.metering import MeteringPart
+    from schedloom.adapters.engine.parts.ordering import OrderingPart
     from schedloom.adapters.engine.parts.recovery import RecoveryPart
 
     seams.check(base)
-    parts = [part for part in (AdmissionPart, MeteringPart, RecoveryPart) if any(map(policies.of, part.HOOKS))]
+    known = (AdmissionPart, EndingsPart, MeteringPart, OrderingPart, RecoveryPart)
+    parts = [part for part in known if any(map(policies.of, part.HOOKS))]
     return type(f"Schedloom{base.__name__}", (*parts, PolicyScheduler, base), {"policies": policies})
 
 

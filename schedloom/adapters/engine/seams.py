@@ -30,6 +30,7 @@ SEAMS = (
     Seam("update_from_output", ("scheduler_output", "model_runner_output")),
     Seam("finish_requests", ("request_ids", "finished_status")),
     Seam("_handle_blocked_waiting_request", ("request",)),
+    Seam("_free_request", ("request", "delay_free_blocks")),
     Seam("_preempt_request", ("request", "timestamp", "drop_stale_output")),
     Seam("_reserve_prefill_lookahead", ("request", "num_computed_tokens", "num_new_tokens")),
     Seam("reset_prefix_cache", ("reset_running_requests", "reset_connector")),

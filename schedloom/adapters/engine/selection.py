@@ -73,8 +73,10 @@ def scheduler_class(base: SchedulerClass, vllm_config: Any, user_class: bool = F
         raise ConfigurationError(_refusal(base))
     policies = compose(choices)
     check_requirements(policies.policies, describe_engine(vllm_config))
+    from schedloom.adapters.engine.parts.ordering import check_queue_order
     from schedloom.adapters.engine.scheduler import composed
 
+    check_queue_order(policies, vllm_config.scheduler_config.policy)
     scheduler: SchedulerClass = composed(base, policies)
     return scheduler
 

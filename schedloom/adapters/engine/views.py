@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Collection
+from itertools import chain
 from typing import Any
 
 from schedloom.core.views import ReusableKV
-from schedloom.core.wire import is_local_attempt
+from schedloom.core.wire import is_local_attempt, job_class
 
 CacheHit = tuple[Any, int, int, bool]
 
@@ -14,6 +17,11 @@ def is_marked(request: Any) -> bool:
     """Whether the router marked this vLLM request as a local attempt."""
     parameters = request.sampling_params
     return parameters is not None and is_local_attempt(parameters.extra_args)
+
+
+def job_class_of(request: Any) -> str | None:
+    parameters = request.sampling_params
+    return None if parameters is None else job_class(parameters.extra_args)
 
 
 class VllmRequestView:
@@ -48,6 +56,10 @@ class VllmRequestView:
     def is_local_attempt(self) -> bool:
         return is_marked(self.raw)
 
+    @property
+    def job_class(self) -> str | None:
+        return job_class_of(self.raw)
+
 
 class VllmEngineView:
     """A vLLM ``Scheduler`` and its KV connector, through the interfaces that vLLM gives them.
@@ -56,13 +68,18 @@ class VllmEngineView:
     same iteration of its loop, so that no prefix is walked twice.
     """
 
-    __slots__ = ("_hit", "_hit_of", "_num_decoding", "_scheduler")
+    __slots__ = ("_hit", "_hit_of", "_num_decoding", "_scheduler", "clock")
 
     def __init__(self, scheduler: Any) -> None:
+        self.clock: Callable[[], float] = time.monotonic
         self._scheduler = scheduler
         self._hit: CacheHit | None = None
         self._hit_of: Any = None
         self._num_decoding: int | None = None
+
+    @property
+    def now(self) -> float:
+        return self.clock()
 
     @property
     def block_size(self) -> int:
@@ -74,12 +91,18 @@ class VllmEngineView:
             self._num_decoding = sum(not request.is_prefill_chunk for request in self._scheduler.running)
         return self._num_decoding
 
+    def num_active(self, job_classes: Collection[str]) -> int:
+        holding = chain(self._scheduler.running, self._scheduler.kv_holding_waiting)
+        return sum(job_class_of(request) in job_classes for request in holding)
+
     def begin_step(self) -> None:
         self._num_decoding = None
 
-    def reusable_kv(self, request: VllmRequestView) -> ReusableKV:
+    def reusable_kv(self, request: VllmRequestView, enough: int | None = None) -> ReusableKV:
         hit = self._local_hit(request.raw)
         resident = hit[1] - hit[1] % self.block_size
+        if enough is not None and resident >= enough and not hit[3]:
+            return ReusableKV(resident, 0)
         restorable = self._restorable(request.raw, resident)
         if hit[3] and not restorable:
             resident = self._agreed_hit(request.raw)

@@ -14,6 +14,10 @@ from tests.adapters.engine.harness import FakeRunner, make_scheduler, stock_clas
 Make = Callable[..., FakeRunner]
 
 
+def choose(name: str, **settings: Any) -> PolicyChoice:
+    return PolicyChoice.model_validate({"name": name, **settings})
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
@@ -28,8 +32,11 @@ def asynchronous(request: pytest.FixtureRequest) -> bool:
 def make(model: Path, asynchronous: bool) -> Make:
     """A composed scheduler of the given policies, with a fake runner that steps it."""
 
-    def build(*names: str, registry: Registry | None = None, num_blocks: int = 200, **config: Any) -> FakeRunner:
-        policies = compose([PolicyChoice(name=name) for name in names], registry)
+    def build(
+        *choices: str | PolicyChoice, registry: Registry | None = None, num_blocks: int = 200, **config: Any
+    ) -> FakeRunner:
+        named = [PolicyChoice(name=choice) if isinstance(choice, str) else choice for choice in choices]
+        policies = compose(named, registry)
         scheduler = composed(stock_class(asynchronous), policies)
         settings = vllm_config(model, asynchronous=asynchronous, **config)
         return FakeRunner(make_scheduler(scheduler, settings, num_blocks), asynchronous)

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from vllm.v1.core.sched.interface import PauseState
-
 from schedloom.adapters.engine.hooks import HookCaller
+from schedloom.adapters.engine.queues import HeldQueue
 from schedloom.adapters.engine.scheduler import PolicyScheduler
 from schedloom.adapters.engine.views import VllmRequestView, is_marked
 from schedloom.core.decisions import Admission, Decision, Verdict
@@ -29,8 +28,8 @@ class AdmissionPart(PolicyScheduler):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._admit = HookCaller(self.policies, "admit")
-        self._screen = HookCaller(self.policies, "screen")
+        self._admit = self.caller("admit")
+        self._screen = self.caller("screen")
         self._arrived: list[Any] = []
         self._queued: deque[Any] = deque()
         self._steps = 0
@@ -42,11 +41,11 @@ class AdmissionPart(PolicyScheduler):
             self._arrived.append(request)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        pause_state = self._pause_state
+        waiting = self.waiting
         try:
             output = super().schedule(throttle_prefills)
         finally:
-            self._pause_state = pause_state
+            self.waiting = waiting
         self._record_admitted()
         self._screen_waiting()
         return output
@@ -69,9 +68,9 @@ class AdmissionPart(PolicyScheduler):
         """Whether vLLM may go on to give ``request`` KV blocks in this iteration of its loop."""
         self.view.forget()
         verdict = self._judge(request, "admit", self._admit)
-        if verdict is Verdict.HOLD and self._pause_state == PauseState.UNPAUSED:
-            # The loop re-reads this state: it now sees only requests that hold KV. Restored when the step ends.
-            self._pause_state = PauseState.PAUSED_NEW
+        if verdict is Verdict.HOLD:
+            # vLLM's loop looks here anew for every request: it now sees only those that hold KV. Undone after the step.
+            self.waiting = HeldQueue(self.waiting)
         return verdict is Verdict.ADMIT
 
     def _record_admitted(self) -> None:
@@ -115,6 +114,8 @@ class AdmissionPart(PolicyScheduler):
 
     def _carry_out(self, request: Any, answer: Admission, decision: Decision) -> Verdict:
         if answer.verdict is not Verdict.REJECT:
+            if answer.whole_lane and answer.verdict is Verdict.DEFER:
+                self.close_lane(request)
             if answer.verdict is Verdict.ADMIT and decision.hook == "admit":
                 self._admitting[request.request_id] = (request, decision)
             return answer.verdict

@@ -1,0 +1,50 @@
+"""Ordering: in which order waiting requests are considered."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from schedloom.adapters.engine.queues import NO_LANE, LanedQueue
+from schedloom.adapters.engine.scheduler import PolicyScheduler
+from schedloom.adapters.engine.views import VllmRequestView
+from schedloom.core.claims import QUEUE_ORDER
+from schedloom.core.composition import PolicySet
+from schedloom.core.decisions import Lane
+from schedloom.core.errors import ConfigurationError
+
+
+class OrderingPart(PolicyScheduler):
+    """The hook ``queue_key``: the scheduler gets a queue of lanes as soon as it is constructed."""
+
+    HOOKS: ClassVar = ("queue_key",)
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        check_queue_order(self.policies, self.policy.value)
+        self._queue_key = self.caller("queue_key")
+        self.waiting = self._lanes = LanedQueue(self._lane_of, lambda: self.view.now)
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        try:
+            return super().schedule(throttle_prefills)
+        finally:
+            self._lanes.reopen()
+
+    def close_lane(self, request: Any) -> None:
+        self._lanes.close_lane(request)
+
+    def _lane_of(self, request: Any) -> Lane:
+        self.view.forget()
+        answer = next(self._queue_key.ask(VllmRequestView(request), self.view), None)
+        self.view.forget()
+        return NO_LANE if answer is None else answer[1]
+
+
+def check_queue_order(policies: PolicySet, scheduling_policy: str) -> None:
+    """Raises ConfigurationError where both a policy and vLLM itself would order the waiting queue."""
+    for hook in policies.of("queue_key"):
+        if scheduling_policy != "fcfs":
+            raise ConfigurationError(
+                f"policy {hook.policy!r} and --scheduling-policy {scheduling_policy} both decide {QUEUE_ORDER}: "
+                "drop one of the two"
+            )

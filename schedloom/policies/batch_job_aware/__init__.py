@@ -1,0 +1,5 @@
+"""Batch jobs behind interactive requests."""
+
+from schedloom.policies.batch_job_aware.policy import BatchJobAware
+
+__all__ = ["BatchJobAware"]

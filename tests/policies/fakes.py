@@ -1,0 +1,34 @@
+"""An engine and its requests, as policies see them, with no engine behind."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from schedloom.core.views import RequestView, ReusableKV
+
+
+@dataclass
+class FakeRequest:
+    request_id: str = "r"
+    num_prompt_tokens: int = 4000
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    num_computed_tokens: int = 0
+    is_local_attempt: bool = False
+    job_class: str | None = None
+
+
+@dataclass
+class FakeEngine:
+    reusable: ReusableKV = field(default_factory=lambda: ReusableKV(0, 0))
+    now: float = 0.0
+    block_size: int = 16
+    num_decoding: int = 0
+    active: int = 0
+    looked_up: list[str] = field(default_factory=list)
+
+    def num_active(self, job_classes: Collection[str]) -> int:
+        return self.active
+
+    def reusable_kv(self, request: RequestView, enough: int | None = None) -> ReusableKV:
+        self.looked_up.append(request.request_id)
+        return self.reusable
