@@ -45,7 +45,7 @@ def validate(file: ConfigurationFile) -> None:
 
 
 @config.command()
-def schema(kind: Annotated[Kind, typer.Argument(help="Whose configuration.")] = Kind.engine) -> None:
+def schema(kind: Annotated[Kind, typer.Argument(help="Whose configuration: engine or router.")] = Kind.engine) -> None:
     """Print a JSON Schema, with the settings of every installed policy, for editors and other checkers.
 
     The engine's describes the value of scheduler_config in --additional-config.

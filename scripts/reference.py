@@ -1,0 +1,68 @@
+"""Writes the parts of docs/ that are made from the code: docs/reference and docs/schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from schedloom.cli import app
+from schedloom.commands.schema import json_schema
+from schedloom.core.registry import GROUP, Registry
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+COMMANDS = """# Commands
+
+Made from the code by `scripts/reference.py`. Every command ends with status 0 when all is well, with status 1 and one
+sentence on standard error for each thing that is not, and with status 2 when it was called wrongly.
+"""
+
+
+def main() -> None:
+    for path, text in made().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def made() -> dict[Path, str]:
+    """Every file that is made from the code, with what it should hold."""
+    commands = "\n".join([COMMANDS, *(describe(name, command) for name, command in walk(typer.main.get_command(app)))])
+    schemas = {DOCS / "schema" / f"{side}.json": schema(side) for side in ("engine", "router")}
+    return {DOCS / "reference" / "commands.md": commands, **schemas}
+
+
+def schema(side: Any) -> str:
+    """Only this project's policies, whatever else is installed."""
+    built_in = Registry(point for point in entry_points(group=GROUP) if point.dist and point.dist.name == "schedloom")
+    return json.dumps(json_schema(side, built_in), indent=2) + "\n"
+
+
+def walk(command: Any, name: str = "schedloom") -> Iterator[tuple[str, Any]]:
+    """Every command that does something, with its full name, in the order of names."""
+    if not hasattr(command, "commands"):
+        yield name, command
+        return
+    for word, inner in sorted(command.commands.items()):
+        yield from walk(inner, f"{name} {word}")
+
+
+def describe(name: str, command: Any) -> str:
+    rows = [row(parameter) for parameter in command.params if parameter.name != "help"]
+    table = ["", "| argument or option | meaning |", "|---|---|", *rows] if rows else []
+    return "\n".join([f"## {name}", "", command.help.strip(), *table, ""])
+
+
+def row(parameter: Any) -> str:
+    """One parameter: an argument in capitals, an option as it is written."""
+    spelled = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.opts[0].upper()
+    default = getattr(parameter.default, "value", parameter.default)
+    known = f" Default: {default}." if isinstance(default, (str, int, float)) and default is not False else ""
+    return f"| `{spelled}` | {' '.join((parameter.help or '').split())}{known} |"
+
+
+if __name__ == "__main__":
+    main()
