@@ -24,8 +24,11 @@ class UsablePrefixRule(PolicySettings):
     """Tokens that may be left to compute. A longer suffix would stall the Decoder's streams; it is a Prefiller's."""
 
     def allows(self, num_prompt_tokens: int, reused_tokens: int) -> bool:
-        append_tokens = num_prompt_tokens - reused_tokens
-        return reused_tokens >= self.min_reused_tokens and append_tokens <= self.max_append_tokens
+        return reused_tokens >= self.enough(num_prompt_tokens)
+
+    def enough(self, num_prompt_tokens: int) -> int:
+        """The reused tokens from which on a prompt's prefix is usable."""
+        return max(self.min_reused_tokens, num_prompt_tokens - self.max_append_tokens)
 
     def is_hopeless(self, num_prompt_tokens: int, reusable: ReusableKV) -> bool:
         """Whether the prefix is not usable now. Not so while a connector still looks for restorable tokens."""

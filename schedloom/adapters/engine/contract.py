@@ -1,13 +1,12 @@
-"""The engine's contract: what it promises to the router, and the endpoint that serves it."""
+"""The engine's contract: what it promises to the router."""
 
 from __future__ import annotations
 
-import uuid
 from importlib.metadata import version
 from typing import Any
 
 from schedloom.core.config import read_section
-from schedloom.core.wire import CONTRACT_PATH, EngineContract, Role
+from schedloom.core.wire import EngineContract, Role
 
 NIXL_DEFAULT_LEASE_SECONDS = 30.0
 """``kv_lease_duration`` of vLLM's NIXL connector when its configuration does not name one."""
@@ -65,23 +64,3 @@ def version_of(*distributions: str) -> str | None:
         except PackageNotFoundError:
             continue
     return None
-
-
-class ContractEndpoint:
-    """Serves the contract (entry-point group ``vllm.endpoint_plugins``).
-
-    vLLM adds an endpoint plug-in only where ``VLLM_PLUGINS`` names it: set ``VLLM_PLUGINS=schedloom``.
-    """
-
-    name = "schedloom"
-    required_tasks = ("generate",)
-
-    def attach_router(self, app: Any) -> None:
-        @app.get(CONTRACT_PATH)  # type: ignore[untyped-decorator]
-        async def contract() -> dict[str, Any]:
-            served: EngineContract = app.state.schedloom_contract
-            return served.model_dump(mode="json")
-
-    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        models = args.served_model_name or [args.model]
-        state.schedloom_contract = describe_engine(engine_client.vllm_config, list(models), uuid.uuid4().hex)

@@ -1,52 +1,77 @@
-"""Calling policies from inside an engine: a policy that raises must not stop it."""
+"""Calling policies from inside an engine: one that raises must not stop it, and one may be switched at any time."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from schedloom.core.composition import PolicySet
+from schedloom.core.composition import Hook, PolicySet
 
 logger = logging.getLogger("vllm.schedloom")
 
 
 class HookCaller:
-    """One hook of all policies that implement it, resolved once."""
+    """One hook of all policies that implement it, resolved once.
 
-    __slots__ = ("_hooks", "_name", "_reported", "failures")
+    ``counts`` has what nobody else records, by policy, hook, outcome and detail: failures, and the answers of policies
+    in shadow.
+    """
+
+    __slots__ = ("_acting", "_hooks", "_name", "_reported", "_shadows", "counts")
 
     def __init__(self, policies: PolicySet, name: str) -> None:
-        self._hooks = policies.of(name)
         self._name = name
+        self._hooks = policies.of(name)
+        self._acting = self._hooks
+        self._shadows: tuple[Hook, ...] = ()
         self._reported: set[str] = set()
-        self.failures: dict[str, int] = {}
+        self.counts: Counter[tuple[str, str, str, str]] = Counter()
 
     def __bool__(self) -> bool:
-        return bool(self._hooks)
+        return bool(self._acting or self._shadows)
+
+    def set_modes(self, modes: Mapping[str, str]) -> None:
+        """Who acts, and who only decides; a policy that ``modes`` does not name acts."""
+        self._acting = tuple(hook for hook in self._hooks if modes.get(hook.policy, "on") == "on")
+        self._shadows = tuple(hook for hook in self._hooks if modes.get(hook.policy) == "shadow")
 
     def ask(self, *arguments: Any) -> Iterator[tuple[str, Any]]:
-        """The answers of those who have one, each with its policy's name.
+        """The answers of those who act and have one, each with its policy's name.
 
-        Who raises has no opinion: the engine goes on as if it had not been asked. Counted in ``failures``, logged
-        once for each policy.
+        Who raises has no opinion: the engine goes on as if it had not been asked. Logged once for each policy.
         """
-        for hook in self._hooks:
-            try:
-                answer = hook.call(*arguments)
-            except Exception:
-                self._note_failure(hook.policy)
-                continue
+        for hook in self._acting:
+            answer = self._call(hook, arguments)
             if answer is not None:
                 yield hook.policy, answer
+        for hook in self._shadows:
+            answer = self._call(hook, arguments)
+            if answer is not None:
+                self.counts[hook.policy, self._name, "SHADOW", describe(answer)] += 1
 
     def tell(self, *arguments: Any) -> None:
         """Call everybody, whatever they answer."""
         for _ in self.ask(*arguments):
             pass
 
-    def _note_failure(self, policy: str) -> None:
-        self.failures[policy] = self.failures.get(policy, 0) + 1
+    def _call(self, hook: Hook, arguments: tuple[Any, ...]) -> Any:
+        call: Callable[..., Any] = hook.call
+        try:
+            return call(*arguments)
+        except Exception as error:
+            self._note_failure(hook.policy, error)
+            return None
+
+    def _note_failure(self, policy: str, error: Exception) -> None:
+        self.counts[policy, self._name, "FAILED", type(error).__name__] += 1
         if policy not in self._reported:
             self._reported.add(policy)
             logger.exception("policy %s raised in %s; it is ignored whenever it raises", policy, self._name)
+
+
+def describe(answer: Any) -> str:
+    """A short name for an answer, of which there are few: it becomes a label of a metric."""
+    verdict = getattr(answer, "verdict", None)
+    return type(answer).__name__ if verdict is None else f"{verdict.name}:{answer.reason}"

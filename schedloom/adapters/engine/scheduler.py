@@ -81,10 +81,11 @@ def composed(base: Any, policies: PolicySet) -> Any:
     from schedloom.adapters.engine.parts.endings import EndingsPart
     from schedloom.adapters.engine.parts.metering import MeteringPart
     from schedloom.adapters.engine.parts.ordering import OrderingPart
+    from schedloom.adapters.engine.parts.phases import PhasesPart
     from schedloom.adapters.engine.parts.recovery import RecoveryPart
 
     seams.check(base)
-    known = (AdmissionPart, EndingsPart, MeteringPart, OrderingPart, RecoveryPart)
+    known = (AdmissionPart, EndingsPart, MeteringPart, OrderingPart, PhasesPart, RecoveryPart)
     parts = [part for part in known if any(map(policies.of, part.HOOKS))]
     return type(f"Schedloom{base.__name__}", (*parts, PolicyScheduler, base), {"policies": policies})
 

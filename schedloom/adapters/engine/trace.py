@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from pathlib import Path
 
 import orjson
 
@@ -18,17 +17,17 @@ logger = logging.getLogger("vllm.schedloom.decisions")
 
 
 class DecisionTrace:
-    """Counts by policy, hook, verdict and reason; lines at level DEBUG of vLLM's log; lines of a file if one is named."""
+    """Counts by policy, hook, verdict and reason; lines at level DEBUG of vLLM's log; lines of a file if so named."""
 
     def __init__(self, path: str | None = None) -> None:
         self.counts: Counter[tuple[str, str, str, str]] = Counter()
         path = path or os.environ.get(FILE_VARIABLE)
-        self._file = Path(path).open("ab", buffering=0) if path else None
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if path else None
 
     def record(self, decision: Decision) -> None:
         self.counts[decision.policy, decision.hook, decision.verdict, decision.reason] += 1
         if self._file is not None:
-            self._file.write(as_line(decision) + b"\n")
+            os.write(self._file, as_line(decision) + b"\n")
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s", as_line(decision).decode())
 

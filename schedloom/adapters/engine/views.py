@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from itertools import chain
 from typing import Any
 
-from schedloom.core.views import ReusableKV
+from schedloom.core.views import BatchReport, ReusableKV
 from schedloom.core.wire import is_local_attempt, job_class
 
 CacheHit = tuple[Any, int, int, bool]
@@ -68,14 +68,15 @@ class VllmEngineView:
     same iteration of its loop, so that no prefix is walked twice.
     """
 
-    __slots__ = ("_hit", "_hit_of", "_num_decoding", "_scheduler", "clock")
+    __slots__ = ("_hit", "_hit_of", "_num_prefilling", "_scheduler", "clock", "last_batch")
 
     def __init__(self, scheduler: Any) -> None:
+        self.last_batch = BatchReport()
         self.clock: Callable[[], float] = time.monotonic
         self._scheduler = scheduler
         self._hit: CacheHit | None = None
         self._hit_of: Any = None
-        self._num_decoding: int | None = None
+        self._num_prefilling: int | None = None
 
     @property
     def now(self) -> float:
@@ -87,16 +88,22 @@ class VllmEngineView:
 
     @property
     def num_decoding(self) -> int:
-        if self._num_decoding is None:
-            self._num_decoding = sum(not request.is_prefill_chunk for request in self._scheduler.running)
-        return self._num_decoding
+        return len(self._scheduler.running) - self.num_prefilling
+
+    @property
+    def num_prefilling(self) -> int:
+        if not self._scheduler._inflight_prefills:
+            return 0
+        if self._num_prefilling is None:
+            self._num_prefilling = sum(request.is_prefill_chunk for request in self._scheduler.running)
+        return self._num_prefilling
 
     def num_active(self, job_classes: Collection[str]) -> int:
         holding = chain(self._scheduler.running, self._scheduler.kv_holding_waiting)
         return sum(job_class_of(request) in job_classes for request in holding)
 
     def begin_step(self) -> None:
-        self._num_decoding = None
+        self._num_prefilling = None
 
     def reusable_kv(self, request: VllmRequestView, enough: int | None = None) -> ReusableKV:
         hit = self._local_hit(request.raw)

@@ -28,7 +28,7 @@ class AppendPrefill(Policy):
     def _judge(self, request: RequestView, view: EngineView) -> Admission | None:
         if not request.is_local_attempt:
             return None
-        reusable = view.reusable_kv(request)
+        reusable = view.reusable_kv(request, self.settings.enough(request.num_prompt_tokens))
         facts = {
             "prompt_tokens": request.num_prompt_tokens,
             "resident_tokens": reusable.resident,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar
 
-from schedloom.adapters.engine.hooks import HookCaller
 from schedloom.adapters.engine.scheduler import PolicyScheduler
 from schedloom.adapters.engine.views import VllmRequestView
 from schedloom.core.decisions import StepOutcome
@@ -22,9 +21,9 @@ class MeteringPart(PolicyScheduler):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._limit = HookCaller(self.policies, "limit_tokens")
-        self._step_begin = HookCaller(self.policies, "step_begin")
-        self._step_end = HookCaller(self.policies, "step_end")
+        self._limit = self.caller("limit_tokens")
+        self._step_begin = self.caller("step_begin")
+        self._step_end = self.caller("step_end")
         self._stock_reserve = super()._reserve_prefill_lookahead
         self._reserve_prefill_lookahead = self._stock_reserve
         self._last_end: float | None = None
@@ -55,7 +54,7 @@ class MeteringPart(PolicyScheduler):
 
     def _limited(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         left = request.num_tokens - num_computed_tokens
-        if num_new_tokens > 1 and left > 1:
+        if num_new_tokens and left > 1:
             num_new_tokens = self._allowed(request, num_new_tokens, left)
         return self._stock_reserve(request, num_computed_tokens, num_new_tokens)
 
@@ -63,6 +62,8 @@ class MeteringPart(PolicyScheduler):
         view = VllmRequestView(request)
         limits = [limit for _, limit in self._limit.ask(view, num_new_tokens, self.view)]
         allowed = max(0, min([num_new_tokens, *limits]))
+        if allowed and not self.scheduler_config.enable_chunked_prefill:
+            return num_new_tokens
         if allowed < left and self.need_mamba_block_aligned_split:
             allowed -= allowed % self.block_size
         return allowed

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from schedloom.adapters.engine.hooks import HookCaller
 from schedloom.adapters.engine.scheduler import PolicyScheduler
 from schedloom.adapters.engine.views import VllmRequestView
 from schedloom.core.decisions import Decision, Recovery
@@ -18,7 +17,7 @@ class RecoveryPart(PolicyScheduler):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._recover = HookCaller(self.policies, "recover")
+        self._recover = self.caller("recover")
         self._resetting = False
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:

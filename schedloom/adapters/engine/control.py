@@ -1,0 +1,122 @@
+"""How an engine is watched and steered while it runs, across its processes.
+
+The server process and the engine processes that it starts share a folder, named by an environment variable that the
+first of them sets. Each engine process writes what it decided there, and reads from there which policies are switched;
+the server shows the one on ``/metrics`` and writes the other for ``PUT /schedloom/policies/NAME``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+
+import orjson
+
+from schedloom.adapters.engine.hooks import HookCaller
+from schedloom.adapters.engine.trace import DecisionTrace
+
+FOLDER_VARIABLE = "SCHEDLOOM_RUN_FOLDER"
+POLL_SECONDS = 0.5
+SWITCHES = "switches.json"
+
+Count = tuple[str, str, str, str, int]
+
+
+class Mode(str, Enum):
+    """How a policy takes part: it acts; it decides and is counted, and nothing is done; it is not asked."""
+
+    ON = "on"
+    SHADOW = "shadow"
+    OFF = "off"
+
+
+def run_folder() -> Path:
+    """The folder of this server and its engine processes; made, and removed at its end, by the first that asks."""
+    if FOLDER_VARIABLE not in os.environ:
+        folder = tempfile.mkdtemp(prefix="schedloom-")
+        os.environ[FOLDER_VARIABLE] = folder
+        atexit.register(_remove_in, os.getpid(), folder)
+    return Path(os.environ[FOLDER_VARIABLE])
+
+
+def _remove_in(process: int, folder: str) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def switch(policy: str, mode: Mode, folder: Path | None = None) -> None:
+    """Switch ``policy`` in every engine process of this server; they notice within ``POLL_SECONDS``, or at their next
+    step when they are idle."""
+    folder = folder or run_folder()
+    _write(folder / SWITCHES, {**switches(folder), policy: mode.value})
+
+
+def switches(folder: Path | None = None) -> dict[str, str]:
+    """The modes that were switched, by policy."""
+    try:
+        modes: dict[str, str] = orjson.loads(((folder or run_folder()) / SWITCHES).read_bytes())
+    except FileNotFoundError:
+        return {}
+    return modes
+
+
+def published_counts(folder: Path | None = None) -> list[Count]:
+    """Decisions of all engine processes: policy, hook, decision, reason, count."""
+    counts: list[Count] = []
+    for file in (folder or run_folder()).glob("decisions-*.json"):
+        with contextlib.suppress(FileNotFoundError):
+            counts += map(tuple, orjson.loads(file.read_bytes()))
+    return counts
+
+
+def _write(path: Path, content: object) -> None:
+    draft = path.with_suffix(f".{os.getpid()}.draft")
+    draft.write_bytes(orjson.dumps(content))
+    draft.rename(path)
+
+
+class Control:
+    """One engine process's end."""
+
+    def __init__(self, trace: DecisionTrace, callers: Iterable[HookCaller]) -> None:
+        self._trace = trace
+        self._callers = callers
+        self._folder = run_folder()
+        self._next = 0.0
+        self._seen: object = None
+        self._published = 0
+
+    def poll(self, idle: bool) -> None:
+        """Take up switches and publish counts, if it is time; always when the engine is about to rest."""
+        now = time.monotonic()
+        if idle or now >= self._next:
+            self._next = now + POLL_SECONDS
+            self._take_up_switches()
+            self._publish()
+
+    def _take_up_switches(self) -> None:
+        try:
+            status = (self._folder / SWITCHES).stat()
+        except FileNotFoundError:
+            return
+        version = (status.st_mtime_ns, status.st_ino)
+        if version != self._seen:
+            self._seen = version
+            modes = switches(self._folder)
+            for caller in self._callers:
+                caller.set_modes(modes)
+
+    def _publish(self) -> None:
+        counts = [*self._trace.counts.items()]
+        counts += [(key, count) for caller in self._callers for key, count in caller.counts.items()]
+        total = sum(count for _, count in counts)
+        if total != self._published:
+            self._published = total
+            _write(self._folder / f"decisions-{os.getpid()}.json", [[*key, count] for key, count in counts])

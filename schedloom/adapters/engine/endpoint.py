@@ -1,0 +1,87 @@
+"""What an engine with schedloom serves beside vLLM's own API (entry-point group ``vllm.endpoint_plugins``).
+
+vLLM adds an endpoint plug-in only where ``VLLM_PLUGINS`` names it: set ``VLLM_PLUGINS=schedloom``.
+
+- ``GET /schedloom/contract``: the engine's contract, for the router.
+- ``GET /schedloom/policies``: the policies that are on, and how they are switched.
+- ``PUT /schedloom/policies/NAME`` with ``{"mode": "on" | "shadow" | "off"}``: switch one while the engine runs.
+- ``schedloom_decisions_total`` on ``/metrics``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from schedloom.adapters.engine.contract import describe_engine
+from schedloom.adapters.engine.control import Mode, published_counts, switch, switches
+from schedloom.core.wire import CONTRACT_PATH, EngineContract
+
+POLICIES_PATH = "/schedloom/policies"
+
+
+class SchedloomEndpoint:
+    """vLLM's ``EndpointPlugin`` for schedloom."""
+
+    name = "schedloom"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: Any) -> None:
+        # vLLM lets a plug-in's route be found only when it is a route of FastAPI, which vLLM brings.
+        from fastapi import Body, HTTPException
+
+        @app.get(CONTRACT_PATH)  # type: ignore[untyped-decorator]
+        async def contract() -> dict[str, Any]:
+            return _contract(app).model_dump(mode="json")
+
+        @app.get(POLICIES_PATH)  # type: ignore[untyped-decorator]
+        async def policies() -> dict[str, str]:
+            return {**dict.fromkeys(_contract(app).features, Mode.ON.value), **switches()}
+
+        @app.put(POLICIES_PATH + "/{name}")  # type: ignore[untyped-decorator]
+        async def switch_policy(name: str, mode: Mode = Body(embed=True)) -> dict[str, str]:  # noqa: B008
+            features = _contract(app).features
+            if name not in features:
+                raise HTTPException(404, f"policy {name!r} is not on in this engine; on are: {', '.join(features)}")
+            switch(name, mode)
+            return {name: mode.value}
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        models = args.served_model_name or [args.model]
+        state.schedloom_contract = describe_engine(engine_client.vllm_config, list(models), uuid.uuid4().hex)
+        DecisionCollector.register_once()
+
+
+def _contract(app: Any) -> EngineContract:
+    contract: EngineContract = app.state.schedloom_contract
+    return contract
+
+
+class DecisionCollector(Collector):
+    """The decisions of this server's engine processes, as one counter with a bounded set of labels."""
+
+    _registered = False
+
+    @classmethod
+    def register_once(cls) -> None:
+        if not cls._registered:
+            REGISTRY.register(cls())
+            cls._registered = True
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        yield self._family()
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = self._family()
+        for policy, hook, decision, reason, count in published_counts():
+            family.add_metric([policy, hook, decision, reason], count)
+        yield family
+
+    def _family(self) -> CounterMetricFamily:
+        labels = ("policy", "hook", "decision", "reason")
+        return CounterMetricFamily("schedloom_decisions", "Decisions of scheduling policies.", labels=labels)

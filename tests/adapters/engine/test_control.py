@@ -1,0 +1,77 @@
+"""X9, C3: a policy is switched while the engine runs, and what it decides is counted where the server can show it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedloom.adapters.engine import control
+from schedloom.adapters.engine.control import Mode, published_counts, switch
+from schedloom.adapters.engine.endpoint import DecisionCollector
+from tests.adapters.engine.conftest import Make
+from tests.adapters.engine.harness import make_request, tokens
+from tests.adapters.engine.scenarios import REJECTED
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(control.FOLDER_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def cold(runner: Any, name: str) -> Any:
+    """What becomes of a marked request without KV."""
+    runner.scheduler.add_request(make_request(name, tokens(len(name), 300), marked=True))
+    runner.drain()
+    return runner.ended[name]
+
+
+def test_a_policy_is_switched_off_and_on_again(make: Make) -> None:
+    runner = make("append_prefill")
+    assert cold(runner, "a") == REJECTED
+    switch("append_prefill", Mode.OFF)
+    cold(runner, "a step notices")
+    assert cold(runner, "off") == ("length", None)
+    switch("append_prefill", Mode.ON)
+    cold(runner, "another notices")
+    assert cold(runner, "on again") == REJECTED
+
+
+def test_in_shadow_it_decides_and_nothing_is_done(make: Make) -> None:
+    runner = make("append_prefill")
+    switch("append_prefill", Mode.SHADOW)
+    cold(runner, "notices")
+    assert cold(runner, "shadowed") == ("length", None)
+    counts = {tuple(count[:4]): count[4] for count in published_counts()}
+    assert counts["append_prefill", "admit", "SHADOW", "REJECT:no_usable_prefix"] == 1
+
+
+def test_decisions_are_counted_for_the_servers_metrics(make: Make) -> None:
+    runner = make("append_prefill")
+    for name in ("one", "other"):
+        cold(runner, name)
+    (family,) = DecisionCollector().collect()
+    samples = {tuple(sample.labels.values()): sample.value for sample in family.samples}
+    rejected = {labels: value for labels, value in samples.items() if labels[2] == "REJECT"}
+    assert sum(rejected.values()) == 2
+    assert {(policy, reason) for policy, _, _, reason in rejected} == {("append_prefill", "no_usable_prefix")}
+
+
+def test_a_busy_engine_publishes_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "POLL_SECONDS", 0.0)
+    runner = make("append_prefill")
+    runner.scheduler.add_request(make_request("running", tokens(1, 50), max_tokens=100))
+    runner.steps(3)
+    runner.scheduler.add_request(make_request("cold", tokens(2, 300), marked=True))
+    runner.steps(4)
+    assert (
+        published_counts() == [("append_prefill", "screen", "REJECT", "no_usable_prefix", 1)]
+        or published_counts()[0][2] == "REJECT"
+    )
+
+
+def test_the_first_process_names_the_folder_for_those_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(control.FOLDER_VARIABLE)
+    first = control.run_folder()
+    assert first.is_dir()
+    assert control.run_folder() == first
