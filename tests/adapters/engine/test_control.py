@@ -64,10 +64,7 @@ def test_a_busy_engine_publishes_too(make: Make, monkeypatch: pytest.MonkeyPatch
     runner.steps(3)
     runner.scheduler.add_request(make_request("cold", tokens(2, 300), marked=True))
     runner.steps(4)
-    assert (
-        published_counts() == [("append_prefill", "screen", "REJECT", "no_usable_prefix", 1)]
-        or published_counts()[0][2] == "REJECT"
-    )
+    assert {count[2:] for count in published_counts()} == {("REJECT", "no_usable_prefix", 1)}
 
 
 def test_the_first_process_names_the_folder_for_those_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
