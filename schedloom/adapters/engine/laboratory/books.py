@@ -1,0 +1,78 @@
+"""What can be seen of a scheduler between its steps: requests, block tables, reference counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+
+class Books:
+    """Reads one scheduler; ``held`` are blocks that the laboratory itself has taken from the pool."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.held: list[Any] = []
+
+    @property
+    def _pool(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool
+
+    @property
+    def _tables(self) -> dict[str, list[Any]]:
+        return self.scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks  # type: ignore[no-any-return]
+
+    @property
+    def num_running(self) -> int:
+        return len(self.scheduler.running)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.get_num_free_blocks()  # type: ignore[no-any-return]
+
+    def phase(self, request_id: str) -> str | None:
+        """waiting, running, preempted, transfer or finished; None for a request that the engine does not know."""
+        request = self.scheduler.requests.get(request_id)
+        if request is None:
+            return None
+        if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+            return "transfer"
+        return "finished" if request.is_finished() else request.status.name.lower()
+
+    def known_requests(self) -> list[str]:
+        return list(self.scheduler.requests)
+
+    def blocks_of(self, request_id: str) -> list[int]:
+        return list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+
+    def references(self) -> list[int]:
+        """How many owners each block says it has. The null block is left out: it may stand in any table."""
+        counts = [block.ref_cnt for block in self._pool.blocks]
+        del counts[self._pool.null_block.block_id]
+        return counts
+
+    def ownership(self) -> list[int]:
+        """How many owners each block really has. The null block is left out."""
+        owners = [0] * len(self._pool.blocks)
+        for blocks in (*self._tables.values(), *(deferred for _, deferred in self.scheduler.deferred_frees), self.held):
+            for block in blocks:
+                owners[block.block_id] += 1
+        del owners[self._pool.null_block.block_id]
+        return owners
+
+    def orphans(self) -> list[str]:
+        """Requests that own KV blocks and no longer exist."""
+        requests = self.scheduler.requests
+        return [name for name, table in self._tables.items() if table and name not in requests]
+
+    def bookkeeping(self) -> dict[str, Any]:
+        """What must be the same before a request came and after it was turned away."""
+        free = self._pool.free_block_queue.get_all_free_blocks()
+        return {
+            "requests": sorted(self.scheduler.requests),
+            "waiting": len(self.scheduler.waiting),
+            "deferred": len(self.scheduler.deferred_waiting),
+            "eviction order": [block.block_id for block in free],
+            "references": self.references(),
+            "cached blocks": [block.block_id for block in self._pool.blocks if block.block_hash is not None],
+        }

@@ -1,0 +1,262 @@
+"""One engine on the bench: a real scheduler, a runner model, and the fabric between engines."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from schedloom.adapters.engine.laboratory import setup
+from schedloom.adapters.engine.laboratory.books import Books
+from schedloom.adapters.engine.laboratory.decisions import DecisionTap
+from schedloom.adapters.engine.laboratory.fabric import Fabric
+from schedloom.adapters.engine.laboratory.probe import Preemption, Probe
+from schedloom.adapters.engine.laboratory.protocols import RunnerV1, RunnerV2
+from schedloom.adapters.engine.laboratory.runner import Plan, Runner
+from schedloom.adapters.engine.laboratory.store import Arithmetic, Store
+from schedloom.core.wire import LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
+
+RUNNERS = {"v1": RunnerV1, "v2": RunnerV2}
+
+
+@dataclass(slots=True)
+class Output:
+    """What a client gets in one step: tokens, and at the end a reason. ``read`` is the state behind the last token."""
+
+    request_id: str
+    tokens: list[int]
+    finish_reason: str | None
+    stop_reason: Any
+    read: int | None
+
+
+@dataclass(slots=True)
+class Report:
+    """One step. ``scheduled`` counts tokens; ``admitted`` maps a request that (re)joins to its tokens already computed;
+    ``blocks`` are those that each request was given, by (re)joining or as it grew; ``counted`` are the requests that
+    entered the statistics of the prefix cache; ``outputs`` is what came out of the oldest step in flight, or None when
+    none was finished."""
+
+    scheduled: dict[str, int] = field(default_factory=dict)
+    admitted: dict[str, int] = field(default_factory=dict)
+    blocks: dict[str, list[int]] = field(default_factory=dict)
+    outputs: list[Output] | None = None
+    preemptions: list[Preemption] = field(default_factory=list)
+    counted: list[str] = field(default_factory=list)
+
+
+class Engine(Books):
+    """Steps a scheduler as vLLM's engine core does: with one batch in flight, or two with asynchronous scheduling.
+
+    A step's device work runs as late as it may: when its output is awaited. ``synchronise`` lets it run at once.
+    """
+
+    def __init__(self, cell: Any, chain: Any, policies: Any, faults: Iterable[type] = ()) -> None:
+        init_none_hash(sha256)
+        arithmetic = Arithmetic(chain, cell.max_model_len)
+        self.store = Store(cell.num_blocks, cell.block_size, cell.seed)
+        self.fabric = Fabric(self.store, arithmetic, chain.start)
+        config = setup.vllm_config(cell, self.fabric.number)
+        super().__init__(setup.make_scheduler(_class(cell, config, policies, faults), cell, config))
+        self.scheduler.watch()
+        runner = type("Runner", (*of_target(faults, "runner"), RUNNERS[cell.runner]), {})
+        self.runner: Runner = runner(self.store, arithmetic, cell.max_num_seqs, cell.asynchronous)
+        self.depth = 2 if cell.asynchronous else 1
+        self.decisions = DecisionTap()
+        self._worker: Any = self._worker_connector(config) if cell.role != "none" else None
+        self.runner.handle_preemptions = self._handle_preemptions
+        self._hasher = get_request_block_hasher(cell.block_size, sha256)
+        self._in_flight: deque[tuple[Any, Plan, Any]] = deque()
+
+    def _worker_connector(self, config: Any) -> Any:
+        worker = KVConnectorFactory.create_connector(
+            config=config, role=KVConnectorRole.WORKER, kv_cache_config=self.scheduler.kv_cache_config
+        )
+        return worker
+
+    def close(self) -> None:
+        self.fabric.close()
+        self.decisions.close()
+
+    # What happens to an engine
+
+    def add(self, order: Any) -> None:
+        extra: dict[str, Any] = {}
+        if order.marked:
+            extra[LOCAL_ATTEMPT_KEY] = PROTOCOL_VERSION
+        if order.transfer == "receive":
+            extra["kv_transfer_params"] = {"do_remote_prefill": True}
+        elif order.transfer == "send":
+            extra["kv_transfer_params"] = {"do_remote_decode": True}
+        if order.fast:
+            self.fabric.fast.add(order.request_id)
+        if order.transfer:
+            self.fabric.prompts[order.request_id] = order.prompt
+        sampling = SamplingParams(ignore_eos=True, max_tokens=order.max_tokens, temperature=0, extra_args=extra or None)
+        request = Request(
+            request_id=order.request_id,
+            prompt_token_ids=list(order.prompt),
+            sampling_params=sampling,
+            pooling_params=None,
+            cache_salt=order.salt,
+            priority=order.priority,
+            arrival_time=order.arrival,
+            block_hasher=self._hasher,
+        )
+        self.scheduler.add_request(request)
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> Report:
+        """Dispatch a step if there is anything to do, and finish the oldest one in flight when the queue is full."""
+        report = self._dispatch() if self.scheduler.has_requests() else Report()
+        if self._in_flight and (len(self._in_flight) >= self.depth or not report.scheduled):
+            report.outputs = self._finish(*self._in_flight.popleft())
+        report.preemptions, self.scheduler.preemptions = self.scheduler.preemptions, []
+        report.counted, self.scheduler.counted = self.scheduler.counted, []
+        return report
+
+    def synchronise(self) -> None:
+        self.runner.synchronise()
+
+    def reset_prefix_cache(self, running: bool, connector: bool) -> bool:
+        """Raises RuntimeError where vLLM does: running requests were reset and others still hold KV."""
+        return bool(self.scheduler.reset_prefix_cache(running, connector))
+
+    def squeeze(self, blocks: int) -> int:
+        """Take up to ``blocks`` free blocks away, evicting what was cached in them."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        taken = pool.get_new_blocks(min(blocks, pool.get_num_free_blocks()))
+        self.held.extend(taken)
+        return len(taken)
+
+    def relax(self) -> None:
+        held, self.held = self.held, []
+        self.scheduler.kv_cache_manager.block_pool.free_blocks(held)
+
+    def settle(self, request_id: str, failed: bool) -> str | None:
+        """End a transfer. A word on what is wrong with where its KV went or came from, or None."""
+        transfer = self.fabric.under_way[request_id]
+        owned = set(self.blocks_of(request_id)) if request_id in self.scheduler.requests else set()
+        if not owned.issuperset(transfer.blocks):
+            return "blocks of its transfer went to somebody else before it was over"
+        self.fabric.settle(request_id, failed)
+        return "its KV was overwritten before it was sent" if request_id in self.fabric.corrupt else None
+
+    # One step
+
+    def _dispatch(self) -> Report:
+        output = self.scheduler.schedule()
+        worker = self._worker
+        if worker is not None:
+            worker.bind_connector_metadata(output.kv_connector_metadata)
+        plan = self.runner.dispatch(output)
+        transferred = self._transfer(output.finished_req_ids) if worker is not None else None
+        self._in_flight.append((output, plan, transferred))
+        return _report(output)
+
+    def _handle_preemptions(self, output: Any) -> None:
+        if self._worker is not None:
+            self._worker.handle_preemptions(output.kv_connector_metadata)
+
+    def _transfer(self, finished: set[str]) -> KVConnectorOutput:
+        self._worker.start_load_kv(None)
+        results = self._worker.get_transfer_results(finished)
+        output = KVConnectorOutput(
+            finished_sending=results.finished_sending,
+            finished_recving=results.finished_recving,
+            failed_recving=results.failed_recving,
+            invalid_block_ids=self._worker.get_block_ids_with_load_errors(),
+        )
+        self._worker.clear_connector_metadata()
+        return output
+
+    def _finish(self, output: Any, plan: Plan, transferred: Any) -> list[Output]:
+        self.runner.synchronise(plan)
+        sampled = dict(zip(plan.sampling_ids, plan.sampled, strict=True))
+        names = plan.request_ids
+        result = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: place for place, name in enumerate(names)},
+            sampled_token_ids=[[sampled[name]] if name in sampled else [] for name in names],
+            pooler_output=[],
+            kv_connector_output=transferred,
+        )
+        reads = dict(zip(plan.sampling_ids, plan.reads, strict=True))
+        clients = self.scheduler.update_from_output(output, result)
+        return [
+            Output(
+                out.request_id,
+                out.new_token_ids,
+                None if out.finish_reason is None else str(out.finish_reason),
+                out.stop_reason,
+                reads.get(out.request_id),
+            )
+            for client in clients.values()
+            for out in client.outputs
+        ]
+
+    # What can be seen of it
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._in_flight) or bool(self.scheduler.has_requests())
+
+    @property
+    def transfers(self) -> list[str]:
+        return list(self.fabric.under_way)
+
+    @property
+    def published(self) -> list[dict[str, Any]]:
+        """The decisions published since this was last read."""
+        taken, self.decisions.taken = self.decisions.taken, []
+        return taken
+
+
+def _report(output: Any) -> Report:
+    report = Report(output.num_scheduled_tokens)
+    for new in output.scheduled_new_reqs:
+        report.admitted[new.req_id] = new.num_computed_tokens
+        report.blocks[new.req_id] = new.block_ids[0]
+    cached = output.scheduled_cached_reqs
+    for request_id, blocks, computed in zip(
+        cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+    ):
+        if blocks is not None:
+            report.blocks[request_id] = blocks[0]
+        if request_id in cached.resumed_req_ids:
+            report.admitted[request_id] = computed
+    return report
+
+
+def _class(cell: Any, config: Any, policies: Any, faults: Iterable[type]) -> type:
+    from schedloom.adapters.engine.contract import describe_engine
+    from schedloom.adapters.engine.scheduler import composed
+    from schedloom.core.requirements import check_requirements
+
+    base = setup.stock_class(cell)
+    if policies is not None:
+        check_requirements(policies.policies, describe_engine(config))
+        base = composed(base, policies)
+    return type(f"Watched{base.__name__}", (Probe, *of_target(faults, "scheduler"), base), {})
+
+
+def of_target(faults: Iterable[type], target: str) -> tuple[type, ...]:
+    """The mutant mix-ins that go before the laboratory's scheduler, or before its runner."""
+    return tuple(fault for fault in faults if getattr(fault, "target", "scheduler") == target)
+
+
+def quiet() -> None:
+    """Leave the log to what is worth a person's time: the laboratory provokes thousands of handled failures."""
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)

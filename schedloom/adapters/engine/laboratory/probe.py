@@ -1,0 +1,52 @@
+"""What the laboratory sees of a scheduler beside its outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Preemption:
+    """``freed`` counts the blocks that were free after it and not before; ``deferred`` tells that others became free
+    only after a step in flight; ``reset`` tells that the cache was reset."""
+
+    request_id: str
+    freed: int
+    deferred: bool
+    reset: bool
+
+
+class Probe:
+    """Stands first in a scheduler's bases and writes down what happens inside its steps."""
+
+    preemptions: list[Preemption]
+    counted: list[str]
+    resetting: bool
+
+    def watch(self) -> None:
+        self.preemptions, self.counted, self.resetting = [], [], False
+        manager = self.kv_cache_manager  # type: ignore[attr-defined]
+        record = manager.record_prefix_cache_stats
+
+        def recording(request: Any, *arguments: Any, **keywords: Any) -> None:
+            self.counted.append(request.request_id)
+            record(request, *arguments, **keywords)
+
+        manager.record_prefix_cache_stats = recording
+
+    def _preempt_request(self, request: Any, *arguments: Any, **keywords: Any) -> Any:
+        pool = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
+        before, deferred = pool.get_num_free_blocks(), len(self.deferred_frees)  # type: ignore[attr-defined]
+        result = super()._preempt_request(request, *arguments, **keywords)  # type: ignore[misc]
+        freed = pool.get_num_free_blocks() - before
+        fenced = len(self.deferred_frees) > deferred  # type: ignore[attr-defined]
+        self.preemptions.append(Preemption(request.request_id, freed, fenced, self.resetting))
+        return result
+
+    def reset_prefix_cache(self, *arguments: Any, **keywords: Any) -> Any:
+        self.resetting = True
+        try:
+            return super().reset_prefix_cache(*arguments, **keywords)  # type: ignore[misc]
+        finally:
+            self.resetting = False

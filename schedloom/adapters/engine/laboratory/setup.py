@@ -1,0 +1,137 @@
+"""From a cell of the matrix to a real vLLM scheduler, without a model or a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.structured_output import StructuredOutputManager
+
+CONNECTOR_MODULE = "schedloom.adapters.engine.laboratory.connector"
+KV_ROLES = {"consumer": "kv_consumer", "producer": "kv_producer", "both": "kv_both"}
+
+MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 65536,
+    "max_position_embeddings": 65536,
+    "torch_dtype": "float32",
+}
+
+
+@cache
+def _model() -> str:
+    folder = Path(tempfile.mkdtemp(prefix="schedloom-laboratory-"))
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    return str(folder)
+
+
+def vllm_config(cell: Any, fabric: int) -> VllmConfig:
+    """The configuration of an engine for ``cell``; its connectors find their far side under the number ``fabric``."""
+    with _runner_version(cell.runner):
+        config = VllmConfig(
+            model_config=ModelConfig(
+                model=_model(),
+                dtype="float32",
+                max_model_len=cell.max_model_len,
+                skip_tokenizer_init=True,
+                enforce_eager=True,
+            ),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=cell.max_num_seqs,
+                max_num_batched_tokens=cell.token_budget,
+                max_model_len=cell.max_model_len,
+                enable_chunked_prefill=True,
+                is_encoder_decoder=False,
+                async_scheduling=cell.asynchronous,
+                policy="priority" if cell.priority else "fcfs",
+            ),
+            cache_config=CacheConfig(block_size=cell.block_size, enable_prefix_caching=cell.prefix_caching),
+            kv_transfer_config=_transfer(cell, fabric),
+            device_config=DeviceConfig("cpu"),
+        )
+    # vLLM's CPU platform turns asynchronous scheduling off, because its own runner has none.
+    config.scheduler_config.async_scheduling = cell.asynchronous
+    return config
+
+
+def _transfer(cell: Any, fabric: int) -> KVTransferConfig | None:
+    if cell.role == "none":
+        return None
+    common = {
+        "kv_role": KV_ROLES[cell.role],
+        "kv_load_failure_policy": "recompute" if cell.recompute_failed_loads else "fail",
+    }
+    pull = _child("PullConnector", fabric, common)
+    if not cell.multi_connector:
+        return KVTransferConfig(**pull)
+    children = [_child("IdleConnector", fabric, common), pull]
+    return KVTransferConfig(kv_connector="MultiConnector", kv_connector_extra_config={"connectors": children}, **common)
+
+
+def _child(name: str, fabric: int, common: dict[str, Any]) -> dict[str, Any]:
+    extra = {"fabric": fabric}
+    return {
+        "kv_connector": name,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_connector_extra_config": extra,
+        **common,
+    }
+
+
+@contextmanager
+def _runner_version(runner: str) -> Iterator[None]:
+    """vLLM reads which model runner it has from the environment, whenever it is asked."""
+    name = "VLLM_USE_V2_MODEL_RUNNER"
+    before = os.environ.get(name)
+    os.environ[name] = "1" if runner == "v2" else "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def stock_class(cell: Any) -> type[Any]:
+    return AsyncScheduler if cell.asynchronous else Scheduler  # type: ignore[no-any-return]
+
+
+def kv_cache_config(cell: Any) -> KVCacheConfig:
+    spec = FullAttentionSpec(block_size=cell.block_size, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    groups = [KVCacheGroupSpec(["layer"], spec)]
+    return KVCacheConfig(num_blocks=cell.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def make_scheduler(scheduler: Any, cell: Any, config: VllmConfig) -> Any:
+    config.cache_config.num_gpu_blocks = cell.num_blocks
+    with _runner_version(cell.runner):
+        made = scheduler(
+            vllm_config=config,
+            kv_cache_config=kv_cache_config(cell),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=cell.block_size,
+            hash_block_size=cell.block_size,
+            log_stats=True,
+        )
+    # Full attention alone does not ask for it; the order of zeroing and saving is what a Mamba layer would expose.
+    made.needs_kv_cache_zeroing = cell.zeroing
+    return made
