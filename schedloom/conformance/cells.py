@@ -1,0 +1,107 @@
+"""A cell of the matrix: one combination of policies on one kind of engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+Role = Literal["none", "consumer", "producer", "both"]
+AXES = (
+    "policies",
+    "asynchronous",
+    "runner",
+    "role",
+    "multi_connector",
+    "prefix_caching",
+    "priority",
+    "roomy",
+    "zeroing",
+    "recompute_failed_loads",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The axes first, then the sizes that are the same everywhere.
+
+    ``zeroing``: new blocks are zeroed before use, as a cache with Mamba layers asks for. ``recompute_failed_loads``:
+    what vLLM does when a transfer fails; otherwise the request ends in an error. Sizes are in tokens, blocks and
+    sequences.
+    """
+
+    policies: tuple[str, ...] = ()
+    asynchronous: bool = False
+    runner: Literal["v1", "v2"] = "v1"
+    role: Role = "none"
+    multi_connector: bool = False
+    prefix_caching: bool = True
+    priority: bool = False
+    roomy: bool = False
+    zeroing: bool = False
+    recompute_failed_loads: bool = True
+    block_size: int = 4
+    max_model_len: int = 192
+    max_num_seqs: int = 8
+    token_budget: int = 48
+    seed: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Roomy holds every running sequence to its end; otherwise about two fit, the null block included."""
+        longest = -(-self.max_model_len // self.block_size)
+        return (longest * self.max_num_seqs if self.roomy else 2 * longest) + 1
+
+    @property
+    def receives(self) -> bool:
+        return self.role in ("consumer", "both")
+
+    @property
+    def sends(self) -> bool:
+        return self.role in ("producer", "both")
+
+    def axes(self) -> dict[str, Any]:
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    def label(self) -> str:
+        """The cell in a line of words; equal cells have equal labels."""
+        words = ["+".join(self.policies) or "no policy", "async" if self.asynchronous else "sync", self.runner]
+        words.append(self.role if self.role == "none" or not self.multi_connector else f"{self.role} (multi)")
+        words.extend(name.replace("_", " ") for name in _FLAGS if getattr(self, name))
+        return ", ".join(words)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {**asdict(self), "policies": list(self.policies)}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Cell:
+        known = {field.name for field in fields(cls)}
+        if unknown := plain.keys() - known:
+            raise ValueError(f"a cell has no {', '.join(sorted(unknown))}")
+        return cls(**{**plain, "policies": tuple(plain.get("policies", ()))})
+
+
+_FLAGS = ("prefix_caching", "priority", "roomy", "zeroing", "recompute_failed_loads")
+
+
+def illegal(cell: Cell) -> str | None:
+    """Why no such engine exists, or None. Policies are not looked at: they are refused by composition itself."""
+    if cell.role == "none" and cell.multi_connector:
+        return "without a KV role there is no connector"
+    if not cell.receives and not cell.recompute_failed_loads:
+        return "without incoming transfers there is nothing to recompute"
+    return None
+
+
+def legal_cells(combinations: list[tuple[str, ...]], prototype: Cell | None = None) -> Iterator[Cell]:
+    """Every legal cell over ``combinations`` of policies, sizes as in ``prototype``."""
+    from itertools import product
+
+    sizes = {field.name: getattr(prototype or Cell(), field.name) for field in fields(Cell)}
+    values: dict[str, list[Any]] = {axis: [False, True] for axis in AXES}
+    values |= {"policies": list(combinations), "runner": ["v1", "v2"]}
+    values["role"] = ["none", "consumer", "producer", "both"]
+    for choice in product(*values.values()):
+        cell = Cell(**{**sizes, **dict(zip(values, choice, strict=True))})
+        if illegal(cell) is None:
+            yield cell

@@ -1,0 +1,133 @@
+"""The catalogue: what must hold, who finds out, and what must have happened for silence to mean anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """``statement`` must hold; ``oracle`` is how it is found out; of ``events`` each must have happened in a cell in
+    which the invariant is to count as passed; ``tiers`` are where it is looked at."""
+
+    id: str
+    statement: str
+    oracle: str
+    events: tuple[str, ...]
+    tiers: tuple[str, ...] = ("T2",)
+
+
+_ALL = (
+    Invariant(
+        "TOK-1",
+        "Emitted token ids equal those of the same request served alone, without policies",
+        "the model's token is a hash of all KV it reads; the reference is computed from the exact prefix",
+        ("token", "resumed"),
+    ),
+    Invariant(
+        "OUT-1",
+        "Each request ends in exactly one terminal outcome, and nothing follows it",
+        "ledger of outcomes, checked at each output and when the engine is empty",
+        ("finished", "aborted"),
+    ),
+    Invariant(
+        "OUT-2",
+        "No token is lost, duplicated or reordered across preemption, recovery and transfer",
+        "ledger of (request, position); the number of tokens at the end is the number asked for",
+        ("finished", "resumed"),
+    ),
+    Invariant(
+        "OUT-3",
+        "Nothing is replayed after output: a request that has emitted a token never starts over, and is not rejected",
+        "ledger of positions",
+        ("finished", "resumed"),
+    ),
+    Invariant(
+        "REJ-1",
+        "A rejection reaches only a marked request that holds nothing, has no output and leaves nothing behind",
+        "ledger of marks, admissions and outputs",
+        ("rejected", "admitted local attempt"),
+    ),
+    Invariant(
+        "KV-1",
+        "After every step each block has exactly the owners that its reference count says, and is free without any",
+        "walk over all block tables, deferred frees and the free queue",
+        ("token",),
+    ),
+    Invariant(
+        "KV-2",
+        "No block is owned for a request that no longer exists, and an empty engine owns none",
+        "walk over block tables after each step and when the engine is empty",
+        ("aborted while waiting", "aborted while running"),
+    ),
+    Invariant(
+        "KV-3",
+        "Every KV that is read is what was written for the reader's exact prefix",
+        "the 64-bit state that the model read, against the state of the exact prefix",
+        ("prefix hit",),
+    ),
+    Invariant(
+        "KV-4",
+        "A transfer's source stays until it was read, and its destination belongs to the request until it was written",
+        "ownership of both ends when a transfer settles; content of the source",
+        ("transfer settled", "aborted while in transfer"),
+    ),
+    Invariant(
+        "ISO-1",
+        "Requests that differ in cache salt never share blocks, and requests that agree do",
+        "who wrote each block that a request joins with",
+        ("salted hit",),
+    ),
+    Invariant(
+        "LIVE-1",
+        "With all faults healed, the engine drains within a bounded number of steps",
+        "step counter while draining, and while nothing is scheduled",
+        ("drained",),
+    ),
+    Invariant(
+        "LIVE-2",
+        "Preempting a request frees its blocks at once: no request is preempted whose blocks are fenced",
+        "free and deferred blocks before and after each preemption",
+        ("preempted",),
+    ),
+    Invariant("LIVE-3", "No step of the engine raises", "any exception out of the engine", ("token",)),
+    Invariant(
+        "FAIR-1",
+        "No request starves: later ones overtake it a bounded number of times",
+        "overtake counter of every request that waits to be admitted for the first time",
+        ("contention",),
+    ),
+    Invariant(
+        "BUD-1",
+        "Token and sequence budgets are never exceeded",
+        "sums over each step",
+        ("full batch",),
+    ),
+    Invariant(
+        "IDEM-1",
+        "Ending a request that has ended, and resetting an empty cache, change nothing and never raise",
+        "the acts are done twice, the bookkeeping compared",
+        ("ended twice",),
+    ),
+    Invariant(
+        "OBS-1",
+        "Published decisions equal the ledger: each rejection is published once, with its reason",
+        "decision log against the ledger",
+        ("rejected",),
+    ),
+    Invariant(
+        "COMP-1",
+        "Where no policy has anything to say, scheduling equals the engine's own, step for step",
+        "the same script on the engine's own scheduler, outputs compared",
+        ("compared",),
+    ),
+    Invariant(
+        "COMP-2",
+        "Every set of policies is accepted and then holds every invariant, or is refused with names and a reason",
+        "composition of every pair and triple, and of the whole set",
+        ("composed",),
+        ("T0",),
+    ),
+)
+
+INVARIANTS = {invariant.id: invariant for invariant in _ALL}

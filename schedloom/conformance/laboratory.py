@@ -1,0 +1,132 @@
+"""What the suite needs of an engine, and where it finds one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from schedloom.conformance.cells import Cell
+from schedloom.conformance.chain import Chain
+from schedloom.core.composition import PolicySet
+from schedloom.core.errors import ConfigurationError
+
+GROUP = "schedloom.laboratories"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A request, as an engine takes it. ``arrival`` is in seconds; ``transfer`` is "", "receive" or "send"; a
+    ``fast`` one is over in the moment it begins."""
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    marked: bool
+    transfer: str
+    salt: str | None
+    priority: int
+    arrival: float
+    fast: bool = False
+
+
+class Output(Protocol):
+    """What a client gets in one step. ``read`` is the state that the model read behind the last token."""
+
+    request_id: str
+    tokens: list[int]
+    finish_reason: str | None
+    stop_reason: Any
+    read: int | None
+
+
+class Preemption(Protocol):
+    """``freed`` blocks became free at once; ``deferred``: others wait for a step in flight; ``reset``: by a reset."""
+
+    request_id: str
+    freed: int
+    deferred: bool
+    reset: bool
+
+
+class Report(Protocol):
+    """One step: tokens scheduled, tokens that a request (re)joins with, blocks that each was given, and the outputs of
+    the oldest step in flight."""
+
+    @property
+    def scheduled(self) -> dict[str, int]: ...
+    @property
+    def admitted(self) -> dict[str, int]: ...
+    @property
+    def blocks(self) -> dict[str, list[int]]: ...
+    @property
+    def counted(self) -> Sequence[str]:
+        """The requests that entered the statistics of the prefix cache."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[Output] | None: ...
+    @property
+    def preemptions(self) -> Sequence[Preemption]: ...
+
+
+class Engine(Protocol):
+    """One engine on the bench. ``step`` may raise anything: that is a finding."""
+
+    def add(self, order: Order) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    def step(self) -> Report: ...
+    def synchronise(self) -> None: ...
+    def reset_prefix_cache(self, running: bool, connector: bool) -> bool: ...
+    def squeeze(self, blocks: int) -> int: ...
+    def relax(self) -> None: ...
+    def settle(self, request_id: str, failed: bool) -> str | None:
+        """End a transfer. A word on what is wrong with where its KV went or came from, or None."""
+        ...
+
+    def close(self) -> None: ...
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def transfers(self) -> list[str]: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_free_blocks(self) -> int: ...
+    @property
+    def published(self) -> list[dict[str, Any]]:
+        """The decisions published since this was last read."""
+        ...
+
+    def phase(self, request_id: str) -> str | None: ...
+    def references(self) -> list[int]: ...
+    def ownership(self) -> list[int]: ...
+    def orphans(self) -> list[str]: ...
+    def blocks_of(self, request_id: str) -> list[int]: ...
+    def known_requests(self) -> list[str]: ...
+    def bookkeeping(self) -> dict[str, Any]: ...
+
+
+class Laboratory(Protocol):
+    """Builds engines. ``policies`` is None for the engine's own scheduler; ``faults`` are mutant mix-ins."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    def build(self, cell: Cell, chain: Chain, policies: PolicySet | None, faults: Iterable[type] = ()) -> Engine: ...
+
+
+def load_laboratory(name: str = "vllm") -> Laboratory:
+    """The installed laboratory ``name``. Raises ConfigurationError when it or its engine is missing."""
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in found:
+        raise ConfigurationError(
+            f"there is no laboratory {name!r}; installed are: {', '.join(sorted(found)) or 'none'}"
+        )
+    try:
+        laboratory: Laboratory = found[name].load()()
+    except ImportError as error:
+        raise ConfigurationError(f"laboratory {name!r} has no engine here: {error}; install schedloom[cpu]") from error
+    return laboratory

@@ -1,0 +1,83 @@
+"""Every known-bad subject, the cell in which it is tried, and the invariant on which it must fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedloom.conformance.cells import Cell
+from schedloom.conformance.mutants import answers, blocks, requests, runners
+
+_TIGHT = Cell()
+_ASYNC = Cell(asynchronous=True, runner="v2")
+_DECODER = Cell(role="consumer")
+_ASYNC_DECODER = Cell(role="consumer", asynchronous=True, runner="v2")
+_PREFILLER = Cell(role="producer")
+_APPEND = Cell(role="consumer", policies=("append_prefill",))
+_V2 = Cell(runner="v2")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """``dies_on`` is the invariant whose oracle must accuse it; ``seed`` is where looking for that begins."""
+
+    fault: type
+    dies_on: str
+    cell: Cell
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.fault.__name__
+
+    @property
+    def description(self) -> str:
+        return (self.fault.__doc__ or "").strip()
+
+
+_ALL = (
+    Mutant(blocks.LeaksTailBlock, "KV-2", _TIGHT),
+    Mutant(blocks.ClearsTableWithoutFreeing, "KV-2", _TIGHT),
+    Mutant(blocks.SkipsReferenceOfSharedBlock, "KV-1", _TIGHT),
+    Mutant(blocks.KeepsPartialAllocation, "KV-1", _APPEND),
+    Mutant(blocks.DisturbsEvictionOrder, "REJ-1", _APPEND),
+    Mutant(blocks.HashIgnoresParent, "KV-3", _TIGHT),
+    Mutant(blocks.HashIgnoresSalt, "ISO-1", _TIGHT),
+    Mutant(blocks.FreesWhileStepsWrite, "KV-3", _ASYNC_DECODER),
+    Mutant(blocks.FreesBlocksUnderTransfer, "KV-4", _DECODER),
+    Mutant(blocks.FreesBeforeHandOff, "KV-4", _PREFILLER),
+    Mutant(blocks.HoldsAbortedLoad, "KV-2", _DECODER),
+    Mutant(blocks.StrandsHandOff, "KV-2", _PREFILLER),
+    Mutant(blocks.BelievesKvArrived, "KV-3", _DECODER),
+    Mutant(requests.ForgetsToRequeue, "OUT-1", _TIGHT),
+    Mutant(requests.RestartsAfterPreemption, "OUT-3", _V2),
+    Mutant(requests.DeliversStaleOutput, "OUT-2", _ASYNC),
+    Mutant(requests.ExceedsTokenBudget, "BUD-1", _TIGHT),
+    Mutant(requests.ExceedsSequences, "BUD-1", Cell(roomy=True)),
+    Mutant(requests.PreemptsFencedVictim, "LIVE-2", _ASYNC_DECODER),
+    Mutant(requests.ServesNewestFirst, "FAIR-1", _TIGHT),
+    Mutant(requests.RepeatsToken, "OUT-2", _TIGHT),
+    Mutant(requests.LosesToken, "OUT-2", _TIGHT),
+    Mutant(requests.SpeaksAfterTheEnd, "OUT-1", _TIGHT),
+    Mutant(requests.SwallowsTheEnd, "OUT-1", _TIGHT),
+    Mutant(requests.RaisesOnSecondAbort, "IDEM-1", _TIGHT),
+    Mutant(requests.StopsAdmitting, "LIVE-1", _TIGHT),
+    Mutant(requests.RaisesInStep, "LIVE-3", _TIGHT),
+    Mutant(requests.OrdersDifferently, "COMP-1", _TIGHT),
+    Mutant(runners.AppendsOnResume, "TOK-1", _TIGHT),
+    Mutant(runners.KeepsOldOffset, "TOK-1", _V2),
+    Mutant(runners.ResumesWithPromptOnly, "TOK-1", _V2),
+    Mutant(runners.ForgetsResumedTokens, "TOK-1", Cell(asynchronous=True)),
+    Mutant(runners.HidesResumption, "TOK-1", _TIGHT),
+    Mutant(answers.TurnsAwayUnmarked, "REJ-1", _APPEND),
+    Mutant(answers.TurnsAwayAfterOutput, "OUT-3", _APPEND),
+    Mutant(answers.CountsRejected, "REJ-1", _APPEND),
+    Mutant(answers.ForgetsToTellRejection, "LIVE-1", _APPEND),
+    Mutant(answers.PublishesTwice, "OBS-1", _APPEND),
+    Mutant(answers.PublishesNothing, "OBS-1", _APPEND),
+    Mutant(answers.EndsInsideTheLoop, "LIVE-3", _APPEND),
+    Mutant(answers.RejectsWithToken, "REJ-1", _APPEND),
+    Mutant(answers.ReusesStaleLookUp, "KV-3", _APPEND),
+    Mutant(answers.NeverResumesAfterHold, "LIVE-1", _APPEND),
+)
+
+MUTANTS = {mutant.name: mutant for mutant in _ALL}

@@ -1,0 +1,139 @@
+"""What is checked after every step, beside the outputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from schedloom.conformance.cells import Cell
+from schedloom.conformance.laboratory import Engine, Report
+from schedloom.conformance.ledger import Accuse, Entry, Ledger
+
+OVERTAKES_PER_SEAT = 8
+"""A request may be overtaken by this many later ones for each sequence that can run at a time."""
+
+IDLE_LIMIT = 64
+"""Steps in which nothing is scheduled although a request could be."""
+
+
+class Oracles:
+    """Watches one engine's steps, accuses, and counts what happened."""
+
+    def __init__(self, cell: Cell, engine: Engine, ledger: Ledger, accuse: Accuse) -> None:
+        self._cell = cell
+        self._engine = engine
+        self._ledger = ledger
+        self._accuse = accuse
+        self.events: Counter[str] = Counter()
+        self.salted = False
+        self._writers: dict[int, str | None] = {}
+        self._idle = 0
+
+    def after_step(self, report: Report, squeezed: bool) -> None:
+        self._budget(report)
+        for preemption in report.preemptions:
+            self._preempted(preemption.request_id, preemption.deferred, preemption.reset)
+        if report.admitted:
+            self._admitted(report)
+        elif self.salted:
+            for request_id, blocks in report.blocks.items():
+                self.note_writer(request_id, blocks)
+        self._blocks()
+        self._liveliness(report, squeezed)
+
+    def _budget(self, report: Report) -> None:
+        total = sum(report.scheduled.values())
+        if total > self._cell.token_budget:
+            self._accuse("BUD-1", f"{total} tokens in a step of {self._cell.token_budget}")
+        running = self._engine.num_running
+        if running > self._cell.max_num_seqs:
+            self._accuse("BUD-1", f"{running} sequences run where {self._cell.max_num_seqs} may")
+        if total == self._cell.token_budget or running == self._cell.max_num_seqs:
+            self.events["full batch"] += 1
+
+    def _preempted(self, request_id: str, deferred: bool, reset: bool) -> None:
+        self._ledger.entries[request_id].preempted = True
+        self.events["preempted by a reset" if reset else "preempted"] += 1
+        if deferred and not reset:
+            self._accuse("LIVE-2", f"{request_id} was preempted although a step in flight fences its blocks")
+
+    def _admitted(self, report: Report) -> None:
+        """In the order of scheduling: a request may join with blocks that one before it fills in the same step."""
+        for request_id in report.scheduled:
+            entry = self._ledger.entries[request_id]
+            if request_id in report.admitted:
+                computed = report.admitted[request_id]
+                shared = report.blocks[request_id][: computed // self._cell.block_size]
+                self._joined(entry, computed, shared if self.salted else [])
+            if self.salted and request_id in report.blocks:
+                self.note_writer(request_id, report.blocks[request_id])
+
+    def _joined(self, entry: Entry, computed: int, shared: list[int]) -> None:
+        received = entry.order.transfer == "receive"
+        if entry.preempted:
+            self.events["resumed"] += bool(entry.tokens)
+        elif computed and not received:
+            self.events["prefix hit"] += 1
+        if shared and not received:
+            self._check_writers(entry, shared)
+        if not entry.held:
+            entry.held = True
+            self.events["admitted local attempt"] += entry.order.marked
+            self._count_overtakes(entry)
+
+    def _count_overtakes(self, entry: Entry) -> None:
+        if self._cell.priority:
+            return
+        bound = OVERTAKES_PER_SEAT * self._cell.max_num_seqs
+        for other in self._ledger.open.values():
+            if other.order.arrival >= entry.order.arrival:
+                break
+            if other.held or other.order.transfer == "receive":
+                continue
+            other.overtaken += 1
+            self.events["overtaken"] += 1
+            if other.overtaken > bound:
+                self._accuse("FAIR-1", f"{other.order.request_id} was overtaken {other.overtaken} times")
+
+    def _check_writers(self, entry: Entry, shared: list[int]) -> None:
+        salt = entry.order.salt
+        for block in shared:
+            if self._writers.get(block) != salt:
+                self._accuse("ISO-1", f"{entry.order.request_id} shares block {block} across cache salts")
+        self.events["salted hit"] += salt is not None
+
+    def note_writer(self, request_id: str, blocks: list[int]) -> None:
+        salt = self._ledger.entries[request_id].order.salt
+        for block in blocks:
+            self._writers[block] = salt
+
+    def _blocks(self) -> None:
+        references = self._engine.references()
+        owners = self._engine.ownership()
+        if references != owners:
+            self._uneven(references, owners)
+        free = references.count(0)
+        if free != self._engine.num_free_blocks:
+            self._accuse("KV-1", f"{free} blocks are free and the queue holds {self._engine.num_free_blocks}")
+        for request_id in self._engine.orphans():
+            self._accuse("KV-2", f"blocks are owned for {request_id}, which no longer exists")
+
+    def _uneven(self, references: list[int], owners: list[int]) -> None:
+        pairs = enumerate(zip(references, owners, strict=True))
+        wrong = [(place, counted, owned) for place, (counted, owned) in pairs if counted != owned]
+        place, counted, owned = wrong[0]
+        self._accuse("KV-1", f"block {place} has {owned} owners and counts {counted}; {len(wrong)} such blocks")
+        lost = [place for place, counted, owned in wrong if counted and not owned]
+        if lost:
+            self._accuse("KV-2", f"{len(lost)} blocks are held for nobody, block {lost[0]} first")
+
+    def _liveliness(self, report: Report, squeezed: bool) -> None:
+        if report.scheduled or report.outputs or squeezed or not self._startable():
+            self._idle = 0
+            return
+        self._idle += 1
+        if self._idle > IDLE_LIMIT:
+            self._accuse("LIVE-1", f"nothing was scheduled in {IDLE_LIMIT} steps, with requests ready to run")
+
+    def _startable(self) -> bool:
+        """Whether some request waits for nothing but the scheduler: blocks that a transfer holds may be what lacks."""
+        return bool(self._ledger.open) and not self._engine.transfers

@@ -1,0 +1,149 @@
+"""Random schedules: a seed decides what kind of weather it is, and then, act by act, what happens to the engine."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from schedloom.conformance import script
+from schedloom.conformance.bench import Bench, request_name
+from schedloom.conformance.cells import Cell
+
+Transfer = Literal["", "receive", "send"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """Probabilities of each kind of act, and the load in requests at a time. ``longest`` is in tokens."""
+
+    load: int
+    arrival: float
+    abort: float
+    squeeze: float
+    reset: float
+    catch_up: float
+    transfer_failure: float
+    settle: float
+    fast: float
+    marked: float
+    follow_up: float
+    salts: int
+    longest: int
+
+    @classmethod
+    def of(cls, rng: random.Random, cell: Cell, climate: str) -> Weather:
+        often = rng.choice((0.0, 0.02, 0.1, 0.3))
+        drawn = cls(
+            load=rng.choice((1, 3, cell.max_num_seqs, 2 * cell.max_num_seqs)),
+            arrival=rng.choice((0.3, 0.6, 0.95)),
+            abort=rng.choice((0.02, 0.05, 0.2)),
+            squeeze=often * rng.random(),
+            reset=rng.choice((0.0, 0.0, 0.02)),
+            catch_up=rng.choice((0.0, 0.1, 0.5)),
+            transfer_failure=rng.choice((0.0, 0.1, 0.5)),
+            settle=rng.choice((0.05, 0.3, 0.8)),
+            fast=rng.choice((0.0, 0.0, 0.5)),
+            marked=rng.choice((0.0, 0.3, 0.7)),
+            follow_up=rng.choice((0.2, 0.6, 0.9)),
+            salts=rng.choice((0, 0, 2)),
+            longest=rng.choice((4, 16, 60)),
+        )
+        return replace(drawn, **CLIMATES[climate])
+
+
+CLIMATES: dict[str, dict[str, Any]] = {
+    "changeable": {},
+    "crowded and steady": {"load": 24, "arrival": 0.97, "abort": 0.0, "squeeze": 0.0, "reset": 0.0, "longest": 3},
+    "one at a time": {"load": 1, "marked": 0.7, "squeeze": 0.0, "follow_up": 0.6, "longest": 16},
+    "short of blocks": {"load": 8, "arrival": 0.9, "abort": 0.01, "longest": 60, "salts": 0},
+    "tenants": {"salts": 2, "follow_up": 0.9, "load": 4, "abort": 0.02},
+    "unsettled": {"reset": 0.05, "abort": 0.1, "catch_up": 0.3},
+    "fast transfers": {"fast": 0.8, "abort": 0.15, "load": 12, "arrival": 0.9, "catch_up": 0.0, "longest": 30},
+}
+"""Weather that some invariants need and that chance alone would rarely bring. Seeds go through them in turn."""
+
+
+class Forecast:
+    """Draws acts for one bench. The same seed, cell and engine give the same acts."""
+
+    def __init__(self, bench: Bench, seed: int) -> None:
+        self._bench = bench
+        self._rng = random.Random(seed)
+        climate = list(CLIMATES)[seed % len(CLIMATES)]
+        self.weather = Weather.of(self._rng, bench.cell, climate)
+        self._arrived = 0
+        self._squeezed = False
+
+    def next(self) -> script.Act:
+        weather, rng = self.weather, self._rng
+        open_requests = len(self._bench.ledger.open)
+        if open_requests < weather.load and rng.random() < (weather.arrival if open_requests else 0.9):
+            return self._arrival()
+        if rng.random() < weather.abort and open_requests:
+            return script.Abort(self._some_open(), twice=rng.random() < 0.2)
+        if rng.random() < weather.squeeze or self._squeezed:
+            return self._pressure()
+        if rng.random() < weather.reset:
+            return script.Reset(running=rng.random() < 0.6, connector=rng.random() < 0.5)
+        if rng.random() < weather.settle and self._bench.engine.transfers:
+            name = rng.choice(self._bench.engine.transfers)
+            return script.Settle(int(name[1:]), failed=rng.random() < weather.transfer_failure)
+        if rng.random() < weather.catch_up:
+            return script.Synchronise()
+        return script.Step(rng.choice((1, 1, 1, 3, 8)))
+
+    def _some_open(self) -> int:
+        return int(self._rng.choice(list(self._bench.ledger.open))[1:])
+
+    def _pressure(self) -> script.Act:
+        if self._squeezed and self._rng.random() < 0.3:
+            self._squeezed = False
+            return script.Relax()
+        if not self._squeezed:
+            self._squeezed = True
+            return script.Squeeze(self._rng.randrange(1, self._bench.cell.num_blocks))
+        return script.Step(self._rng.choice((1, 2, 5)))
+
+    def _arrival(self) -> script.Arrive:
+        rng, weather, cell = self._rng, self.weather, self._bench.cell
+        number = self._arrived
+        self._arrived += 1
+        parent, keep = self._history(number)
+        room = cell.max_model_len - keep
+        fresh = rng.randrange(1, max(2, min(weather.longest, room - 8)))
+        marked = bool(cell.policies) and rng.random() < weather.marked
+        return script.Arrive(
+            number,
+            fresh,
+            max_tokens=rng.randrange(1, weather.longest + 2),
+            parent=parent,
+            keep=keep,
+            marked=marked,
+            transfer="" if marked else self._transfer(),
+            salt=f"tenant {rng.randrange(weather.salts)}" if weather.salts and rng.random() < 0.7 else None,
+            priority=rng.randrange(3) if cell.priority else 0,
+            head=rng.randrange(1, 2 * cell.block_size) if keep and rng.random() < 0.15 else 0,
+            fast=rng.random() < weather.fast,
+        )
+
+    def _history(self, number: int) -> tuple[int | None, int]:
+        """Continue an earlier conversation, mostly a recent one, whole or from somewhere inside it."""
+        if not number or self._rng.random() > self.weather.follow_up:
+            return None, 0
+        parent = max(0, number - 1 - int(self._rng.expovariate(0.3)))
+        entry = self._bench.ledger.entries.get(request_name(parent))
+        if entry is None:
+            return None, 0
+        whole = len(entry.order.prompt) + entry.limit
+        keep = whole if self._rng.random() < 0.5 else self._rng.randrange(1, whole + 1)
+        return parent, min(keep, self._bench.cell.max_model_len - 16)
+
+    def _transfer(self) -> Transfer:
+        cell = self._bench.cell
+        kinds: list[Transfer] = [""]
+        if cell.receives:
+            kinds += ["receive", "receive"]
+        if cell.sends:
+            kinds.append("send")
+        return self._rng.choice(kinds)
