@@ -45,6 +45,7 @@ SECTION = "additional_config.scheduler_config"
     [
         ("kind: engin\npolicies: []", "kind is 'engin'; did you mean 'engine'?"),
         ("policies: []", "may be for any side; say which in a key kind: engine or router"),
+        ("scheduler_config: {}\nworkers: []", "may be for any side; say which in a key kind: engine or router"),
         ("- a", "must hold a mapping at its top level"),
         ("a: [", "is neither YAML nor JSON"),
         ("kind: engine\npolicies: []\npolicies: []", "key 'policies' stands twice"),

@@ -101,6 +101,7 @@ def test_a_policy_does_not_conflict_with_itself_or_with_an_absent_one() -> None:
 def test_implementing_the_hook_of_a_resource_owns_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "_HOOK_OWNERSHIP", {"screen": QUEUE_ORDER})
     assert owned_by(Neutral) == {QUEUE_ORDER}
+    assert owned_by(Bucketed) == {QUEUE_ORDER, "the size of a batch"}
     (conflict,) = conflicts([Neutral(), Aloof()])
     assert conflict.reason == "both decide the order of the waiting queue"
 

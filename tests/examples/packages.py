@@ -17,7 +17,8 @@ class Installed:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """``python -m ARGUMENTS`` in the package's folder, as one would who has it installed."""
-        environment = {**os.environ, "PYTHONPATH": str(self.target), "COLUMNS": "200"}
+        path = os.pathsep.join(filter(None, [str(self.target), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
         command = [sys.executable, "-m", *arguments]
         return subprocess.run(command, cwd=self.source, env=environment, capture_output=True, text=True, check=False)
 
