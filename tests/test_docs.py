@@ -1,9 +1,10 @@
 """C2, C3: the documentation cannot drift from the code."""
 
+import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -116,7 +117,10 @@ def rows_of(text: str) -> dict[str, str]:
 
 
 def as_written(default: Any) -> str:
-    return str(sorted(default) if isinstance(default, frozenset) else default).replace("'", '"')
+    """A default as a reader would write it: JSON, or ``none`` for what is empty."""
+    if default is None or (isinstance(default, Sized) and not default):
+        return "none"
+    return json.dumps(sorted(default) if isinstance(default, frozenset) else default)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
