@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from schedloom.adapters.engine.offload import layout
 from schedloom.adapters.engine.offload.metadata import OffloadMetadata, SaveReport
-from schedloom.adapters.engine.offload.scheduler_side import OffloadScheduler
+from schedloom.adapters.engine.offload.scheduler_side import Observer, OffloadScheduler
 from schedloom.adapters.engine.offload.settings import OffloadSettings, read_settings
 from schedloom.adapters.engine.offload.slots import HostSlots
 from schedloom.adapters.engine.offload.stats import OffloadMetrics, OffloadStats
@@ -67,6 +67,10 @@ class PreemptOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def discard_preempted(self) -> None:
         """The KV of all preempted requests has become invalid."""
         self._scheduler.discard()
+
+    def observe_preempted(self, observer: Observer) -> None:
+        """Tell ``observer`` of every save and restore."""
+        self._scheduler.observer = observer
 
     # vLLM's scheduler
 

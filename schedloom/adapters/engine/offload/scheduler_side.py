@@ -13,6 +13,10 @@ from schedloom.adapters.engine.offload.slots import HostSlots
 from schedloom.adapters.engine.offload.stats import OffloadCounters
 
 
+Observer = Callable[[str, str, int], None]
+"""Told a request's id, what happened to its KV (``saved``, ``loading``, or how it ended), and of how many tokens."""
+
+
 class Phase(Enum):
     SAVING = 1
     SAVED = 2
@@ -66,6 +70,7 @@ class OffloadScheduler:
         self._timeout_seconds = timeout_seconds
         self.obstacle = obstacle
         self._clock = clock
+        self.observer: Observer = lambda request_id, event, num_tokens: None
         self._pool: Any = None
         self._number = 0
         self._requests: dict[str, SavedRequest] = {}
@@ -109,6 +114,7 @@ class OffloadScheduler:
             self._drop(saved.request_id, "superseded")
             return
         saved.phase = Phase.LOADING
+        self.observer(saved.request_id, "loading", num_external_tokens)
         copies = [
             self._to_load(group, *pair) for group, pair in enumerate(zip(blocks.blocks, saved.slots, strict=True))
         ]
@@ -189,6 +195,7 @@ class OffloadScheduler:
     def _complete_save(self, saved: SavedRequest) -> None:
         self._unpin(saved)
         saved.phase = Phase.SAVED
+        self.observer(saved.request_id, "saved", saved.num_tokens)
         self.counters.count("saves")
         self.counters.count("saved_bytes", self._bytes(sum(1 for _ in saved.all_slots())))
 
@@ -207,6 +214,7 @@ class OffloadScheduler:
             self._saves.pop(saved.number, None)
         self.slots.give_back(saved.all_slots())
         self.counters.count(event)
+        self.observer(request_id, event, saved.num_tokens)
 
     def _unpin(self, saved: SavedRequest) -> None:
         """As vLLM frees a request's blocks: its tail is the first to be used again."""

@@ -63,19 +63,19 @@ class OffloadStats(KVConnectorStats):
 
 
 class OffloadMetrics(KVConnectorPromMetrics):
-    """The counts on the engine's own ``/metrics``."""
+    """The counts on the engine's own ``/metrics``, named so that vLLM unregisters them together with its own."""
 
     def __init__(
         self, vllm_config: Any, metric_types: Any, labelnames: list[str], labels: dict[int, list[Any]]
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, labels)
         self._events = self._counter_cls(
-            name="schedloom:preempt_offload_events",
+            name="vllm:schedloom_preempt_offload_events",
             documentation="What became of the KV of preempted requests.",
             labelnames=[*labelnames, "event"],
         )
         self._bytes = self._counter_cls(
-            name="schedloom:preempt_offload_bytes",
+            name="vllm:schedloom_preempt_offload_bytes",
             documentation="KV of preempted requests copied to host memory and back, over all workers.",
             labelnames=[*labelnames, "direction"],
         )
