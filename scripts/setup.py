@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -89,9 +90,17 @@ def install_packages() -> None:
     try:
         run(title, command)
     except SetupError as reason:
-        if "+cpu" not in str(reason):
+        torch = re.search(r"torch==[\w.]+\+cpu", str(reason))
+        if not torch:
             raise
-        run("trying again with PyTorch's own index", [*command, "--extra-index-url", CPU_TORCH_INDEX])
+        install_torch(torch[0])
+        run(title, command)
+
+
+def install_torch(requirement: str) -> None:
+    """Installs a CPU build of torch from PyTorch's own index: other registries need not have it."""
+    command = [*pip("install"), "--no-compile", "--no-deps", "--retries", "1", "--index-url", CPU_TORCH_INDEX]
+    run(f"installing {requirement} from {CPU_TORCH_INDEX}", [*command, requirement])
 
 
 def remove_incompatible_packages() -> None:
@@ -137,7 +146,7 @@ class Progress:
     def show(self, line: str) -> None:
         """Shows `line`, cut to the width of the terminal."""
         if self._terminal:
-            print(f"\r\x1b[K  {line[: os.get_terminal_size().columns - 3]}", end="", flush=True)
+            print(f"\r\x1b[K  {line[: shutil.get_terminal_size().columns - 3]}", end="", flush=True)
         elif time.monotonic() - self._shown > HEARTBEAT_SECONDS:
             self._shown = time.monotonic()
             print(f"  {line[:100]}", flush=True)
