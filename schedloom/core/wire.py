@@ -56,10 +56,9 @@ class Role(str, Enum):
 class EngineContract(BaseModel):
     """What an engine promises to the router, served at ``CONTRACT_PATH`` and read on every join and restart.
 
-    ``epoch`` differs after every start of the engine. ``scheduling_policy`` is vLLM's own order of the waiting queue.
-    ``kv_lease_seconds`` is how long a Prefiller keeps KV for a Decoder that has not pulled it.
-    ``data_parallel_size`` counts the ranks that this server reaches; ``features`` are the names of the policies that
-    are on.
+    ``epoch`` differs after every start of the engine. ``kv_lease_seconds`` is how long a Prefiller keeps KV for a
+    Decoder that has not pulled it. ``data_parallel_size`` counts the ranks that this server reaches; ``features`` are
+    the names of the policies that are on.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -70,7 +69,6 @@ class EngineContract(BaseModel):
     models: Annotated[list[str], Field(min_length=1)]
     block_size: Annotated[int, Field(ge=1)]
     prefix_caching: bool = True
-    scheduling_policy: str = "fcfs"
     kv_connector: str | None = None
     kv_lease_seconds: Annotated[float, Field(gt=0)] | None = None
     bidirectional_kv: bool = False

@@ -2,22 +2,14 @@
 
 import pytest
 
-from schedloom import Policy
-from schedloom.core.claims import QUEUE_ORDER, Claims
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.requirements import check_requirements
 from schedloom.core.wire import EngineContract, Role
 from schedloom.policies.append_prefill import AppendPrefill
 
 
-def engine(role: Role, prefix_caching: bool = True, scheduling_policy: str = "fcfs") -> EngineContract:
-    return EngineContract(
-        role=role,
-        models=["m"],
-        block_size=16,
-        prefix_caching=prefix_caching,
-        scheduling_policy=scheduling_policy,
-    )
+def engine(role: Role, prefix_caching: bool = True) -> EngineContract:
+    return EngineContract(role=role, models=["m"], block_size=16, prefix_caching=prefix_caching)
 
 
 @pytest.mark.parametrize("role", [Role.CONSUMER, Role.BOTH])
@@ -34,17 +26,3 @@ def test_another_role_is_refused(role: Role) -> None:
 def test_prefix_caching_off_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--enable-prefix-caching"):
         check_requirements([AppendPrefill()], engine(Role.CONSUMER, prefix_caching=False))
-
-
-class OwnOrder(Policy):
-    name = "own_order"
-    claims = Claims(owns=frozenset({QUEUE_ORDER}))
-
-
-def test_the_queue_has_one_order() -> None:
-    check_requirements([OwnOrder()], engine(Role.CONSUMER))
-    check_requirements([AppendPrefill()], engine(Role.CONSUMER, scheduling_policy="priority"))
-    with pytest.raises(
-        ConfigurationError, match="'own_order' decides the order of the waiting queue, and so does vLLM"
-    ):
-        check_requirements([OwnOrder()], engine(Role.CONSUMER, scheduling_policy="priority"))
