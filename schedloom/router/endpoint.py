@@ -18,7 +18,7 @@ from schedloom.router.pipeline import Pipeline
 from schedloom.router.reply import Reply
 from schedloom.router.settings import RouterSettings
 from schedloom.router.tenants import Tenants
-from schedloom.router.watch import ClientGone, Deadline, Watch
+from schedloom.router.watch import ClientGone, Watch
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,11 @@ class Generation:
         metrics = self._door.metrics
         begun = time.perf_counter()
         reply.on_start = lambda: metrics.began(reply.decision, time.perf_counter() - begun)
-        with metrics.in_flight.track_inprogress():
+        metrics.in_flight += 1
+        try:
             outcome = await self._outcome(scope, receive, reply)
+        finally:
+            metrics.in_flight -= 1
         metrics.ended(reply.decision, outcome)
 
     async def _outcome(self, scope: Scope, receive: Receive, reply: Reply) -> str:
@@ -73,12 +76,9 @@ class Generation:
             raise Failure.own(503, "The router is shutting down.", "shutting_down").retry_after(1)
         headers = ClientHeaders(scope["headers"])
         tenant = door.tenants.of(headers.authorization)
-        slow = Failure.own(408, "The body took too long to arrive.", "body_too_slow")
-        async with Deadline(settings.body_timeout_seconds, slow):
-            raw = await _read_body(receive, settings.max_body_bytes)
+        raw = await _read_body(receive, settings.max_body_bytes)
         call = read_call(self._path, headers, raw, tenant)
-        late = Failure.own(504, "The request took too long.", "request_timeout")
-        async with Watch(receive, settings.request_timeout_seconds, late), door.gate:
+        async with Watch(receive, settings.request_timeout_seconds), door.gate:
             return (await door.pipeline.serve(call, reply)).value
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from enum import Enum
+from types import TracebackType
 
 from schedloom.core.routing import SessionOwner
 from schedloom.core.wire import EngineContract
@@ -103,38 +103,44 @@ class Worker:
 
     def least_busy_rank(self) -> int:
         ranks = range(self.contract.data_parallel_size)
+        if len(ranks) == 1:
+            return 0
         self._turn += 1
         return min(ranks, key=lambda rank: (self.busy[rank], (rank - self._turn) % len(ranks)))
 
     def has_rank(self, rank: int) -> bool:
         return 0 <= rank < self.contract.data_parallel_size
 
-    @contextmanager
-    def serving(self, rank: int) -> Iterator[Service]:
-        """Counts one request, whichever way it ends."""
-        service = Service(self)
-        self.busy[rank] += 1
-        self.breaker.begin()
-        try:
-            yield service
-        finally:
-            self.busy[rank] -= 1
-            self.breaker.end(service.success)
+    def serving(self, rank: int) -> Service:
+        """Counts one request while it lasts, whichever way it ends."""
+        return Service(self, rank)
 
     def is_full_for(self, seconds: float) -> None:
         self.full_until = self._clock() + seconds
 
 
 class Service:
-    """One request on one worker: what it says about the worker. Clients' errors and disconnects say nothing,
-    and a worker that is full is not broken.
+    """One request on one worker, and what it says about the worker. Clients' errors and disconnects say
+    nothing, and a worker that is full is not broken.
     """
 
-    __slots__ = ("success", "worker")
+    __slots__ = ("rank", "success", "worker")
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, rank: int) -> None:
         self.worker = worker
+        self.rank = rank
         self.success: bool | None = None
+
+    def __enter__(self) -> Service:
+        self.worker.busy[self.rank] += 1
+        self.worker.breaker.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.worker.busy[self.rank] -= 1
+        self.worker.breaker.end(self.success)
 
     def failed(self) -> None:
         self.success = False
@@ -227,6 +233,8 @@ def _admitted(pool: list[Worker]) -> list[Worker]:
 def _least_busy(able: list[Worker], kind: str, turn: int, avoid: Collection[Worker]) -> Worker:
     if not able:
         raise _nobody(kind)
+    if len(able) == 1:
+        return able[0]
     start = turn % len(able)
     return min(able[start:] + able[:start], key=lambda worker: (worker in avoid, *_burden(worker)))
 

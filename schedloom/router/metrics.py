@@ -23,7 +23,9 @@ class Metrics:
             ["route", "outcome"],
             registry=self.registry,
         )
-        self.in_flight = Gauge("schedloom_router_in_flight", "Requests under way.", registry=self.registry)
+        self.in_flight = 0
+        gauge = Gauge("schedloom_router_in_flight", "Requests under way.", registry=self.registry)
+        gauge.set_function(lambda: self.in_flight)
         self.local_attempts = Counter(
             "schedloom_router_local_attempts", "Local attempts that ended.", registry=self.registry
         )
@@ -47,11 +49,20 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._first_byte_by: dict[str, Histogram] = {}
+        self._requests_by: dict[tuple[str, str], Counter] = {}
+
     def began(self, route: str, seconds: float) -> None:
-        self.first_byte.labels(route or "none").observe(seconds)
+        child = self._first_byte_by.get(route)
+        if child is None:
+            child = self._first_byte_by[route] = self.first_byte.labels(route or "none")
+        child.observe(seconds)
 
     def ended(self, route: str, outcome: str) -> None:
-        self.requests.labels(route or "none", outcome).inc()
+        child = self._requests_by.get((route, outcome))
+        if child is None:
+            child = self._requests_by[route, outcome] = self.requests.labels(route or "none", outcome)
+        child.inc()
 
     def local_attempt(self, result: str) -> None:
         self.local_attempts.inc()

@@ -1,4 +1,4 @@
-"""The server's side of HTTP, with limits on what a client may send before it is a request."""
+"""The server's side of HTTP, with limits on what a client may send and how long it may take."""
 
 from __future__ import annotations
 
@@ -9,74 +9,81 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from schedloom.router.failures import error_body
 
-MAX_HEADER_BYTES = 64 * 1024
-HEADER_SECONDS = 10.0
-
 _REASONS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+_HEAD = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Closes connections whose request head is too long (431) or too slow (408)."""
+    """Closes connections whose request is too long in its head (431), or too slow in its head or body (408).
 
-    max_header_bytes = MAX_HEADER_BYTES
-    header_seconds = HEADER_SECONDS
+    A request that arrives in one piece costs no timer.
+    """
+
+    max_header_bytes = 64 * 1024
+    header_seconds = 10.0
+    body_seconds = 30.0
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._in_head = True
+        self._in_body = False
         self._head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
+        self._allow(self.header_seconds, "headers")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_there()
+        self._arrived()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
-            self._await_head()
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > self.max_header_bytes:
-            self._refuse(431, "The request's headers are too long.", "headers_too_long")
+        if self._in_body:
+            self._allow(self.body_seconds, "body")
+        elif self._head_bytes > self.max_header_bytes:
+            self._refuse_head()
+        elif self._head_bytes:
+            self._allow(self.header_seconds, "headers")
 
     def on_headers_complete(self) -> None:
-        self._head_is_there()
+        self._arrived()
+        self._in_head, self._in_body = False, True
+        self._head_bytes = 0
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.max_header_bytes:
-            self._refuse(431, "The request's headers are too long.", "headers_too_long")
+            self._refuse_head()
         else:
             super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        if not self.transport.is_closing():
-            super().on_message_complete()
-        self._in_head = True
-        self._head_bytes = 0
 
     def on_body(self, body: bytes) -> None:
         if not self.transport.is_closing():
             super().on_body(body)
 
-    def _await_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(
-                self.header_seconds, self._refuse, 408, "The request's headers took too long.", "headers_too_slow"
-            )
+    def on_message_complete(self) -> None:
+        self._arrived()
+        self._in_head, self._in_body = True, False
+        if not self.transport.is_closing():
+            super().on_message_complete()
 
-    def _head_is_there(self) -> None:
-        self._in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _allow(self, seconds: float, part: str) -> None:
+        if self._timer is None:
+            message = f"The request's {part} took too long to arrive."
+            self._timer = self.loop.call_later(seconds, self._refuse, 408, message, f"{part}_too_slow")
+
+    def _arrived(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, "The request's headers are too long.", "headers_too_long")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        self._head_is_there()
-        if self.transport.is_closing():
-            return
-        body = error_body(status, message, code)
-        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        self.transport.write(head % (status, _REASONS[status], len(body)) + body)
-        self.transport.close()
+        self._arrived()
+        if not self.transport.is_closing():
+            body = error_body(status, message, code)
+            self.transport.write(_HEAD % (status, _REASONS[status], len(body)) + body)
+            self.transport.close()

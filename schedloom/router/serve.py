@@ -38,12 +38,13 @@ async def _serve(settings: RouterSettings) -> None:
         await app.start()
         config = uvicorn.Config(
             app,
-            http=LimitedProtocol,
+            http=_protocol(settings),
             ws="none",
             lifespan="off",
             interface="asgi3",
             access_log=False,
             log_config=None,
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
@@ -52,6 +53,15 @@ async def _serve(settings: RouterSettings) -> None:
     finally:
         listener.close()
         await app.close()
+
+
+def _protocol(settings: RouterSettings) -> type[LimitedProtocol]:
+    limits = {
+        "max_header_bytes": settings.max_header_bytes,
+        "header_seconds": settings.header_timeout_seconds,
+        "body_seconds": settings.body_timeout_seconds,
+    }
+    return type("Protocol", (LimitedProtocol,), limits)
 
 
 class _Server(uvicorn.Server):

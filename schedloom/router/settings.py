@@ -87,6 +87,7 @@ class RouterSettings(BaseModel):
     enable_decoder_append_prefill: bool = False
 
     request_timeout_seconds: Seconds = 3600.0
+    header_timeout_seconds: Seconds = 10.0
     body_timeout_seconds: Seconds = 30.0
     connect_timeout_seconds: Seconds = 5.0
     first_byte_timeout_seconds: Seconds = 600.0
@@ -106,6 +107,7 @@ class RouterSettings(BaseModel):
     session_capacity: Annotated[int, Field(ge=1)] = 100_000
     session_idle_seconds: Seconds = 3600.0
 
+    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**10
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
 
     api_keys: list[ApiKeySettings] = []

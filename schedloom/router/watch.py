@@ -14,50 +14,39 @@ class ClientGone(Exception):
     """The client closed its connection."""
 
 
-class Deadline:
-    """Cancels what is inside after ``seconds`` and raises ``failure`` in its place."""
+class Watch:
+    """Cancels what is inside when the client leaves (ClientGone) or after ``seconds`` (Failure, 504)."""
 
-    def __init__(self, seconds: float, failure: Failure) -> None:
+    __slots__ = ("_cause", "_receive", "_seconds", "_task", "_timer", "_watcher")
+
+    def __init__(self, receive: Receive, seconds: float) -> None:
+        self._receive = receive
         self._seconds = seconds
-        self._failure = failure
-        self._cause: Exception | None = None
+        self._cause: type[ClientGone] | Failure | None = None
 
     async def __aenter__(self) -> None:
-        self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._seconds, self._end, self._failure)
+        self._task = asyncio.current_task(loop)
+        self._timer = loop.call_later(self._seconds, self._too_late)
+        self._watcher = loop.create_task(self._watch())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._timer.cancel()
+        self._watcher.cancel()
         if self._cause is not None and kind is asyncio.CancelledError:
             raise self._cause from None
-
-    def _end(self, cause: Exception) -> None:
-        if self._cause is None and self._task is not None:
-            self._cause = cause
-            self._task.cancel()
-
-
-class Watch(Deadline):
-    """A deadline that also ends when the client leaves, with ClientGone."""
-
-    def __init__(self, receive: Receive, seconds: float, failure: Failure) -> None:
-        super().__init__(seconds, failure)
-        self._receive = receive
-
-    async def __aenter__(self) -> None:
-        await super().__aenter__()
-        self._watcher = asyncio.ensure_future(self._watch())
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._watcher.cancel()
-        await super().__aexit__(kind, error, trace)
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._end(ClientGone())
+        self._end(ClientGone)
+
+    def _too_late(self) -> None:
+        self._end(Failure.own(504, "The request took too long.", "request_timeout"))
+
+    def _end(self, cause: type[ClientGone] | Failure) -> None:
+        if self._cause is None and self._task is not None:
+            self._cause = cause
+            self._task.cancel()

@@ -9,9 +9,10 @@ import pytest
 from schedloom import __version__
 from schedloom.core.hookspecs import hookimpl
 from schedloom.core.policy import Policy
-from schedloom.core.routing import Attempt, Route
+from schedloom.core.routing import Attempt, Route, SessionOwner
+from schedloom.core.wire import Role
 from tests.router.conftest import Bench, Make
-from tests.router.fakes import decoder, prefiller
+from tests.router.fakes import contract, decoder, prefiller
 
 pytestmark = pytest.mark.anyio
 
@@ -90,7 +91,7 @@ class Planner(Policy):
 
 @pytest.fixture
 def planned(bench: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
-    async def make(plan: Any, *engines: Any) -> Bench:
+    async def make(plan: Any, *engines: Any, **settings: Any) -> Bench:
         from schedloom.core import composition
         from schedloom.router import app
 
@@ -100,7 +101,7 @@ def planned(bench: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
             return composition.PolicySet((), {"plan_route": (composition.Hook("planner", Planner().plan_route),)})
 
         monkeypatch.setattr(app, "compose", compose)
-        return await bench(*engines)
+        return await bench(*engines, **settings)
 
     return make
 
@@ -136,6 +137,34 @@ async def test_an_impossible_plan_is_passed_over(planned: Any, attempt: Attempt)
     router = await planned(lambda *_: [attempt], prefiller(), decoder())
     received = await router.client.chat("s")
     assert (received.status, received.decision) == (200, "pd")
+
+
+async def test_a_decoder_that_cannot_turn_away_gets_no_local_attempt(planned: Any) -> None:
+    attempt = Attempt(Route.APPEND, "engine-1", 0)
+    for changes in ({"features": []}, {"prefix_caching": False}):
+        d = decoder(**changes)
+        router = await planned(lambda *_: [attempt], prefiller(), d, append=False)
+        assert (await router.client.chat("s")).decision == "pd"
+        assert not any(seen.is_local_attempt for seen in d.seen)
+
+
+async def test_policies_are_told_of_owners_that_live(planned: Any) -> None:
+    told: list[SessionOwner | None] = []
+
+    def plan(_: Any, owner: SessionOwner | None, fleet: Any) -> None:
+        told.append(owner)
+
+    d = decoder(data_parallel_size=2)
+    router = await planned(plan, prefiller(), d)
+    await router.client.chat("s")
+    await router.client.chat("s")
+    d.contract = contract(Role.CONSUMER, epoch="e2", data_parallel_size=2)
+    await router.app.membership.look_at_all()
+    await router.client.chat("s")
+    await router.client.chat()
+    first, again, restarted, without = told
+    assert first is restarted is without is None
+    assert again is not None and (again.worker, again.epoch) == ("engine-1", "e1")
 
 
 async def test_a_policy_that_raises_is_passed_over_and_counted(planned: Any) -> None:

@@ -22,9 +22,10 @@ BODY = b'{"model":"m","prompt":"a"}'
 @pytest.fixture
 async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
     monkeypatch.setattr(LimitedProtocol, "header_seconds", 0.3)
+    monkeypatch.setattr(LimitedProtocol, "body_seconds", 0.3)
     async with AsyncExitStack() as stack:
         engines = [prefiller(), decoder()]
-        settings = settings_for(engines, body_timeout_seconds=0.3, max_body_bytes=100_000)
+        settings = settings_for(engines, max_body_bytes=100_000)
         app = RouterApp(settings, FakeUpstream(engines))
         await app.start()
         stack.push_async_callback(app.close)
@@ -50,7 +51,7 @@ async def exchange(address: tuple[str, int], *parts: bytes, pause: float = 0.0) 
 async def _listen(reader: asyncio.StreamReader) -> bytes:
     said = b""
     with suppress(asyncio.TimeoutError, ConnectionError):
-        while part := await asyncio.wait_for(reader.read(65536), 1):
+        while part := await asyncio.wait_for(reader.read(65536), 0.7):
             said += part
     return said
 
