@@ -21,7 +21,6 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "setup-stamp"
 SUPPORTED = ((3, 11), (3, 14))
 INCOMPATIBLE_WITH_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
-CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 HEARTBEAT_SECONDS = 10.0
 
 
@@ -93,14 +92,10 @@ def install_packages() -> None:
         torch = re.search(r"torch==[\w.]+\+cpu", str(reason))
         if not torch:
             raise
-        install_torch(torch[0])
-        run(title, command)
-
-
-def install_torch(requirement: str) -> None:
-    """Installs a CPU build of torch from PyTorch's own index: other registries need not have it."""
-    command = [*pip("install"), "--no-compile", "--no-deps", "--retries", "1", "--index-url", CPU_TORCH_INDEX]
-    run(f"installing {requirement} from {CPU_TORCH_INDEX}", [*command, requirement])
+        raise SetupError(
+            f"pip finds no {torch[0]}, which vLLM for CPUs needs: point pip at an index or a folder that has CPU builds "
+            f"of torch (pip config set global.find-links FOLDER), and run this again.\n{reason}"
+        ) from reason
 
 
 def remove_incompatible_packages() -> None:
