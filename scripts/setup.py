@@ -93,8 +93,8 @@ def install_packages() -> None:
         if not torch:
             raise
         raise SetupError(
-            f"pip finds no {torch[0]}, which vLLM for CPUs needs: point pip at an index or a folder that has CPU builds "
-            f"of torch (pip config set global.find-links FOLDER), and run this again.\n{reason}"
+            f"pip finds no {torch[0]}, which vLLM for CPUs needs: point pip at an index or folder with CPU builds of "
+            f"torch (pip config set global.find-links FOLDER), and run this again.\n{reason}"
         ) from reason
 
 
