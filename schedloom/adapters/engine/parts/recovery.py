@@ -19,6 +19,9 @@ class RecoveryPart(PolicyScheduler):
         super().__init__(*arguments, **keywords)
         self._recover = self.caller("recover")
         self._resetting = False
+        for store in preemption_stores(self.connector):
+            if hasattr(store, "observe_preempted"):
+                store.observe_preempted(self._record_store)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """vLLM's own, which also forgets all saved KV: it may have been computed with weights that are gone."""
@@ -42,6 +45,10 @@ class RecoveryPart(PolicyScheduler):
             facts = {"computed_tokens": request.num_computed_tokens, "output_tokens": view.num_output_tokens}
             self.decisions.record(Decision(view.request_id, policy, "recover", way.name, way.value, facts))
             return
+
+    def _record_store(self, request_id: str, event: str, num_tokens: int) -> None:
+        facts = {"tokens": num_tokens}
+        self.decisions.record(Decision(request_id, "preempt_offload", "store", event.upper(), event, facts))
 
     def _take(self, request: Any, way: Recovery) -> bool:
         return way is Recovery.RECOMPUTE or self._save(request)
