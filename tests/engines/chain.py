@@ -16,8 +16,8 @@ from typing import Any
 from schedloom.core.wire import LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
 
 BLOCK = 32
-BLOCKS = 28
-SESSIONS = 4
+BLOCKS = 36
+SESSIONS = 6
 FIRST_TURN = (130, 8)
 APPENDED = 20
 ANSWER = 90
