@@ -12,7 +12,6 @@ from schedloom.adapters.engine.offload.metadata import BlockCopies, Job, Offload
 from schedloom.adapters.engine.offload.slots import HostSlots
 from schedloom.adapters.engine.offload.stats import OffloadCounters
 
-
 Observer = Callable[[str, str, int], None]
 """Told a request's id, what happened to its KV (``saved``, ``loading``, or how it ended), and of how many tokens."""
 
