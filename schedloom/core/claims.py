@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 QUEUE_ORDER: Final = "the order of the waiting queue"
 """Owned by whoever implements ``queue_key``, and by vLLM itself under ``--scheduling-policy priority``."""
 
-_HOOK_OWNERSHIP: Final = {"queue_key": QUEUE_ORDER}
+STEP_PLAN: Final = "what a step's batch may hold"
+"""Owned by whoever implements ``plan_step``: two plans could leave nothing that both allow."""
+
+_HOOK_OWNERSHIP: Final = {"queue_key": QUEUE_ORDER, "plan_step": STEP_PLAN}
 
 _NOBODY: Mapping[str, str] = MappingProxyType({})
 

@@ -56,6 +56,24 @@ class Lane:
             raise ValueError(f"lane {self.name!r} needs a finite delay of zero seconds or more, not {self.delay}")
 
 
+class Phase(Enum):
+    """Kinds of batches. A request with no more than its last token to compute counts as decoding, wherever the KV
+    before it came from."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    EITHER = "either"
+    """Whatever comes first, and nothing of the other kind after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step's batch may hold. With more decoding requests than ``max_decodes`` they take turns."""
+
+    phase: Phase
+    max_decodes: int | None = None
+
+
 class Recovery(Enum):
     """Ways to take a running request's KV blocks away."""
 

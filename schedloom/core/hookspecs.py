@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from schedloom.core.decisions import Admission, Lane, Recovery, StepOutcome
+    from schedloom.core.decisions import Admission, Lane, Recovery, StepOutcome, StepPlan
     from schedloom.core.routing import Attempt, FleetView, RouteRequest, SessionOwner
     from schedloom.core.views import EngineView, RequestView
 
@@ -69,6 +69,15 @@ class EngineHooks:
 
         ``tokens`` is what the engine would compute. Called for prefill only, never for a decoding request, and not at
         all in a step without prefill. The least answer wins. The framework keeps alignment.
+        """
+
+    @hookspec
+    def plan_step(self, view: EngineView) -> StepPlan | None:
+        """Say what the batch of the step that begins may hold; ``None`` is whatever vLLM puts into it.
+
+        Who is left out waits where he is, running or not, with his KV. A decoding request is left out or gets all its
+        tokens, speculative ones included. What became of the plan is in ``view.last_batch`` of the next step. At most
+        one policy of a composition may implement this hook.
         """
 
     @hookspec

@@ -23,6 +23,15 @@ class ReusableKV:
         return self.resident + (self.restorable or 0)
 
 
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """What became of a step's plan: how many requests its batch had, and which kinds were asked for and left out."""
+
+    requests: int = 1
+    left_out_prefill: bool = False
+    left_out_decode: bool = False
+
+
 class RequestView(Protocol):
     """A request, as a policy sees it."""
 
@@ -60,6 +69,16 @@ class EngineView(Protocol):
     @property
     def num_decoding(self) -> int:
         """Running requests whose prefill is through."""
+        ...
+
+    @property
+    def num_prefilling(self) -> int:
+        """Running requests whose prefill goes on."""
+        ...
+
+    @property
+    def last_batch(self) -> BatchReport:
+        """Of the step before this one; known only where a policy plans steps."""
         ...
 
     def num_active(self, job_classes: Collection[str]) -> int:

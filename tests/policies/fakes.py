@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from schedloom.core.views import RequestView, ReusableKV
+from schedloom.core.views import BatchReport, RequestView, ReusableKV
 
 
 @dataclass
@@ -23,6 +23,8 @@ class FakeEngine:
     now: float = 0.0
     block_size: int = 16
     num_decoding: int = 0
+    num_prefilling: int = 0
+    last_batch: BatchReport = field(default_factory=BatchReport)
     active: int = 0
     looked_up: list[str] = field(default_factory=list)
 

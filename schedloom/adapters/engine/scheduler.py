@@ -30,6 +30,7 @@ class PolicyScheduler(_Base):
 
     policies: ClassVar[PolicySet]
     waiting: Any
+    _reserve_prefill_lookahead: Any
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)

@@ -135,6 +135,7 @@ class FakeRunner:
 
     def step(self) -> Any:
         scheduled = self.scheduler.schedule()
+        scheduled.sampling = set(filter(self._is_through, scheduled.num_scheduled_tokens))
         self.in_flight.append(scheduled)
         if len(self.in_flight) >= self.depth:
             self._finish(self.in_flight.popleft())
@@ -173,15 +174,21 @@ class FakeRunner:
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=[self._sample(name) for name in names],
+            sampled_token_ids=[self._sample(scheduled, name) for name in names],
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
         )
 
-    def _sample(self, name: str) -> list[int]:
+    def _sample(self, scheduled: Any, name: str) -> list[int]:
+        sampling = getattr(scheduled, "sampling", None)
+        samples = self._is_through(name) if sampling is None else name in sampling
+        return [TOKEN] if samples and name in self.scheduler.requests else []
+
+    def _is_through(self, name: str) -> bool:
+        """Whether the prefill of a request is through, when it was scheduled."""
         request = self.scheduler.requests.get(name)
-        return [] if request is None or request.is_prefill_chunk else [TOKEN]
+        return request is not None and not request.is_prefill_chunk
 
 
 def bookkeeping(scheduler: Any) -> dict[str, Any]:

@@ -56,12 +56,12 @@ class MeteringPart(PolicyScheduler):
         left = request.num_tokens - num_computed_tokens
         if num_new_tokens and left > 1:
             num_new_tokens = self._allowed(request, num_new_tokens, left)
-        return self._stock_reserve(request, num_computed_tokens, num_new_tokens)
+        return self._stock_reserve(request, num_computed_tokens, num_new_tokens)  # type: ignore[no-any-return]
 
     def _allowed(self, request: Any, num_new_tokens: int, left: int) -> int:
         view = VllmRequestView(request)
         limits = [limit for _, limit in self._limit.ask(view, num_new_tokens, self.view)]
-        allowed = max(0, min([num_new_tokens, *limits]))
+        allowed: int = max(0, min([num_new_tokens, *limits]))
         if allowed and not self.scheduler_config.enable_chunked_prefill:
             return num_new_tokens
         if allowed < left and self.need_mamba_block_aligned_split:

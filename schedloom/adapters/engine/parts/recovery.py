@@ -29,7 +29,7 @@ class RecoveryPart(PolicyScheduler):
             store.discard_preempted()
         self._resetting = True
         try:
-            return super().reset_prefix_cache(reset_running_requests, reset_connector)
+            return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))
         finally:
             self._resetting = False
 
@@ -63,7 +63,8 @@ class RecoveryPart(PolicyScheduler):
 
 def confirmed_tokens(request: Any) -> int:
     """Tokens whose KV is certain: computed by steps that have returned, and not of a draft that may be rejected."""
-    return max(0, min(request.num_computed_tokens - request.num_output_placeholders, request.num_tokens - 1))
+    confirmed: int = min(request.num_computed_tokens - request.num_output_placeholders, request.num_tokens - 1)
+    return max(0, confirmed)
 
 
 def preemption_stores(connector: Any) -> Iterator[Any]:
