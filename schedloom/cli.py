@@ -11,6 +11,7 @@ from schedloom.commands.doctor import doctor
 from schedloom.commands.explain import explain
 from schedloom.commands.new_policy import new_policy
 from schedloom.commands.policies import policies
+from schedloom.conformance.command import app as conformance
 from schedloom.core.errors import ConfigurationError
 from schedloom.demo.command import demo
 from schedloom.router.commands import route
@@ -19,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 for command in (route, policies, explain, doctor, new_policy, demo):
     app.command()(command)
 app.add_typer(config, name="config")
+app.add_typer(conformance, name="conformance")
 
 
 def main() -> None:

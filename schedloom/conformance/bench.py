@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import traceback
 from collections import Counter
 from collections.abc import Iterable
 from functools import singledispatchmethod
+from pathlib import Path
 from typing import Any
 
 from schedloom.conformance import script
@@ -67,7 +69,7 @@ class Bench:
         except Broken:
             raise
         except Exception as error:
-            self._accuse("LIVE-3", f"{type(error).__name__}: {error}"[:300])
+            self._accuse("LIVE-3", f"{type(error).__name__}: {error}"[:300] + _place(error))
         if self.violations:
             raise Broken("; ".join(f"{found.invariant}: {found.message}" for found in self.violations))
 
@@ -94,6 +96,7 @@ class Bench:
             priority=act.priority,
             arrival=self._clock,
             fast=act.fast,
+            job_class=act.job_class,
         )
         self.oracles.salted |= act.salt is not None
         self._note_quiet(order)
@@ -272,6 +275,11 @@ _PHASES = {
     "preempted": "preempted",
     "transfer": "in transfer",
 }
+
+
+def _place(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f" ({Path(frame.filename).name}:{frame.lineno}, in {frame.name})"
 
 
 def request_name(number: int) -> str:

@@ -12,6 +12,7 @@ AXES = (
     "asynchronous",
     "runner",
     "role",
+    "offload",
     "multi_connector",
     "prefix_caching",
     "priority",
@@ -26,14 +27,16 @@ class Cell:
     """The axes first, then the sizes that are the same everywhere.
 
     ``zeroing``: new blocks are zeroed before use, as a cache with Mamba layers asks for. ``recompute_failed_loads``:
-    what vLLM does when a transfer fails; otherwise the request ends in an error. Sizes are in tokens, blocks and
-    sequences.
+    what vLLM does when a transfer fails; otherwise the request ends in an error. ``offload``: there is a connector that
+    saves preempted requests; with a role beside it, or with ``multi_connector``, connectors stand in vLLM's own
+    MultiConnector. Sizes are in tokens, blocks and sequences.
     """
 
     policies: tuple[str, ...] = ()
     asynchronous: bool = False
     runner: Literal["v1", "v2"] = "v1"
     role: Role = "none"
+    offload: bool = False
     multi_connector: bool = False
     prefix_caching: bool = True
     priority: bool = False
@@ -57,6 +60,10 @@ class Cell:
         return self.role in ("consumer", "both")
 
     @property
+    def connects(self) -> bool:
+        return self.role != "none" or self.offload
+
+    @property
     def sends(self) -> bool:
         return self.role in ("producer", "both")
 
@@ -66,7 +73,7 @@ class Cell:
     def label(self) -> str:
         """The cell in a line of words; equal cells have equal labels."""
         words = ["+".join(self.policies) or "no policy", "async" if self.asynchronous else "sync", self.runner]
-        words.append(self.role if self.role == "none" or not self.multi_connector else f"{self.role} (multi)")
+        words.append(self.role if self.role == "none" else f"KV {self.role}")
         words.extend(name.replace("_", " ") for name in _FLAGS if getattr(self, name))
         return ", ".join(words)
 
@@ -81,13 +88,15 @@ class Cell:
         return cls(**{**plain, "policies": tuple(plain.get("policies", ()))})
 
 
-_FLAGS = ("prefix_caching", "priority", "roomy", "zeroing", "recompute_failed_loads")
+_FLAGS = ("offload", "multi_connector", "prefix_caching", "priority", "roomy", "zeroing", "recompute_failed_loads")
 
 
 def illegal(cell: Cell) -> str | None:
     """Why no such engine exists, or None. Policies are not looked at: they are refused by composition itself."""
-    if cell.role == "none" and cell.multi_connector:
+    if cell.multi_connector and not cell.connects:
         return "without a KV role there is no connector"
+    if cell.offload and cell.role != "none" and not cell.multi_connector:
+        return "two connectors need vLLM's MultiConnector"
     if not cell.receives and not cell.recompute_failed_loads:
         return "without incoming transfers there is nothing to recompute"
     return None

@@ -29,6 +29,7 @@ class Order:
     priority: int
     arrival: float
     fast: bool = False
+    job_class: str | None = None
 
 
 class Output(Protocol):

@@ -25,6 +25,7 @@ class Arrive:
     salt: str | None = None
     priority: int = 0
     head: int = 0
+    job_class: str | None = None
     fast: bool = False
 
 

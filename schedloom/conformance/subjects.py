@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from schedloom.core.composition import PolicyChoice, PolicySet, compose
@@ -12,10 +13,20 @@ from schedloom.core.registry import Registry
 
 SMALL: dict[str, dict[str, Any]] = {
     "append_prefill": {"min_reused_tokens": 8, "max_append_tokens": 24},
+    "batch_job_aware": {"max_active": 2, "max_wait_seconds": 20},
+    "offload_restore": {"min_saved_tokens": 4},
+    "short_request_first": {"short_tokens": 8, "max_wait_seconds": 20},
+    "tpot_guard": {"min_chunk_tokens": 4, "tpot_ms": 0.01},
 }
 """Settings of the built-in policies under which sequences of at most 192 tokens meet both sides of every threshold.
 
 Any other policy says so itself, in a class attribute ``conformance_settings``.
+"""
+
+NEVER_REJECT = frozenset({"batch_job_aware", "phase_separation"})
+"""Built-in policies that answer admission questions and never reject.
+
+Any other policy says so itself, in a class attribute ``conformance_never_rejects``.
 """
 
 
@@ -24,13 +35,18 @@ def settings_of(name: str, registry: Registry) -> dict[str, Any]:
 
 
 def build(names: Sequence[str], registry: Registry | None = None) -> PolicySet:
-    """The composition of ``names``. Raises ConfigurationError when it is refused."""
-    registry = registry or Registry()
+    """The composition of ``names``, newly built. Raises ConfigurationError when it is refused."""
+    registry = registry or _installed()
     return compose([PolicyChoice(name=name, **settings_of(name, registry)) for name in names], registry)
 
 
 def engine_policies(registry: Registry | None = None) -> list[str]:
     """The installed policies that an engine calls."""
-    registry = registry or Registry()
+    registry = registry or _installed()
     hooks = {name: hooks_of(registry.load(name)) for name in registry.names()}
     return [name for name, implemented in hooks.items() if any(hasattr(EngineHooks, hook) for hook in implemented)]
+
+
+@cache
+def _installed() -> Registry:
+    return Registry()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from schedloom.conformance import script, subjects
 from schedloom.conformance.bench import Bench, Broken
@@ -77,26 +76,31 @@ def _trial(bench: Bench, cell: Cell, seed: int) -> Trial:
 
 
 def compare_with_stock(laboratory: Laboratory, trial: Trial, faults: Iterable[type] = ()) -> list[Violation]:
-    """COMP-1: do the acts of ``trial``, none of whose requests is marked, on the engine's own scheduler as well."""
-    schedules: list[Any] = []
-    for policies, mutants in ((None, ()), (subjects.build(trial.cell.policies), tuple(faults))):
-        bench = Bench(laboratory, replace(trial.cell, seed=trial.seed), policies, mutants)
-        bench.schedule = []
-        try:
-            for act in trial.script:
-                bench.do(act)
-        except Broken:
-            pass
-        finally:
-            bench.close()
-        schedules.append(bench.schedule)
-    stock, composed = schedules
+    """COMP-1: do the acts of ``trial`` on the engine's own scheduler, and on one composed of no policies."""
+    cell = replace(trial.cell, seed=trial.seed)
+    acts = [replace(act, marked=False) if isinstance(act, script.Arrive) else act for act in trial.script]
+    stock = _schedule(Bench(laboratory, cell, None), acts)
+    composed = _schedule(Bench(laboratory, cell, subjects.build(()), faults), acts)
     for step, (expected, found) in enumerate(zip(stock, composed, strict=False)):
         if list(expected.items()) != list(found.items()):
             return [Violation("COMP-1", f"scheduled {found}, the engine's own scheduler {expected}", step)]
     if len(stock) != len(composed):
-        return [Violation("COMP-1", f"took {len(composed)} steps, the engine's own scheduler {len(stock)}", len(stock))]
+        message = f"{len(composed)} steps, the engine's own scheduler takes {len(stock)}"
+        return [Violation("COMP-1", message, len(stock))]
     return []
+
+
+def _schedule(bench: Bench, acts: Iterable[script.Act]) -> list[dict[str, int]]:
+    """What each step of ``acts`` scheduled."""
+    bench.schedule = []
+    try:
+        for act in acts:
+            bench.do(act)
+    except Broken:
+        pass
+    finally:
+        bench.close()
+    return bench.schedule
 
 
 def hunt(laboratory: Laboratory, mutant: Mutant, seeds: int) -> Trial | None:

@@ -124,6 +124,7 @@ class Forecast:
             salt=f"tenant {rng.randrange(weather.salts)}" if weather.salts and rng.random() < 0.7 else None,
             priority=rng.randrange(3) if cell.priority else 0,
             head=rng.randrange(1, 2 * cell.block_size) if keep and rng.random() < 0.15 else 0,
+            job_class="batch" if rng.random() < 0.3 else None,
             fast=rng.random() < weather.fast,
         )
 

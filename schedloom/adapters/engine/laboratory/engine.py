@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.sampling_params import SamplingParams
@@ -24,7 +26,7 @@ from schedloom.adapters.engine.laboratory.probe import Preemption, Probe
 from schedloom.adapters.engine.laboratory.protocols import RunnerV1, RunnerV2
 from schedloom.adapters.engine.laboratory.runner import Plan, Runner
 from schedloom.adapters.engine.laboratory.store import Arithmetic, Store
-from schedloom.core.wire import LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
+from schedloom.core.wire import JOB_CLASS_KEY, LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
 
 RUNNERS = {"v1": RunnerV1, "v2": RunnerV2}
 
@@ -69,11 +71,16 @@ class Engine(Books):
         config = setup.vllm_config(cell, self.fabric.number)
         super().__init__(setup.make_scheduler(_class(cell, config, policies, faults), cell, config))
         self.scheduler.watch()
+        self._clock = 0.0
+        if policies is not None:
+            self.scheduler.view.clock = lambda: self._clock
         runner = type("Runner", (*of_target(faults, "runner"), RUNNERS[cell.runner]), {})
         self.runner: Runner = runner(self.store, arithmetic, cell.max_num_seqs, cell.asynchronous)
         self.depth = 2 if cell.asynchronous else 1
         self.decisions = DecisionTap()
-        self._worker: Any = self._worker_connector(config) if cell.role != "none" else None
+        self._worker: Any = self._worker_connector(config) if cell.connects else None
+        # Copies to and from the host are ordered after the device's work; what comes over a network is not.
+        self._ordered_copies = bool(cell.offload)
         self.runner.handle_preemptions = self._handle_preemptions
         self._hasher = get_request_block_hasher(cell.block_size, sha256)
         self._in_flight: deque[tuple[Any, Plan, Any]] = deque()
@@ -82,6 +89,7 @@ class Engine(Books):
         worker = KVConnectorFactory.create_connector(
             config=config, role=KVConnectorRole.WORKER, kv_cache_config=self.scheduler.kv_cache_config
         )
+        worker.register_kv_caches({"layer": torch.from_numpy(self.store.slots.view(np.int64))})
         return worker
 
     def close(self) -> None:
@@ -91,12 +99,15 @@ class Engine(Books):
     # What happens to an engine
 
     def add(self, order: Any) -> None:
+        self._clock = order.arrival
         extra: dict[str, Any] = {}
         if order.marked:
             extra[LOCAL_ATTEMPT_KEY] = PROTOCOL_VERSION
         if order.transfer == "receive":
             extra["kv_transfer_params"] = {"do_remote_prefill": True}
-        elif order.transfer == "send":
+        if order.job_class is not None:
+            extra[JOB_CLASS_KEY] = order.job_class
+        if order.transfer == "send":
             extra["kv_transfer_params"] = {"do_remote_decode": True}
         if order.fast:
             self.fabric.fast.add(order.request_id)
@@ -168,9 +179,13 @@ class Engine(Books):
 
     def _handle_preemptions(self, output: Any) -> None:
         if self._worker is not None:
+            if self._ordered_copies:
+                self.runner.synchronise()
             self._worker.handle_preemptions(output.kv_connector_metadata)
 
     def _transfer(self, finished: set[str]) -> KVConnectorOutput:
+        if self._ordered_copies:
+            self.runner.synchronise()
         self._worker.start_load_kv(None)
         results = self._worker.get_transfer_results(finished)
         output = KVConnectorOutput(
@@ -178,6 +193,7 @@ class Engine(Books):
             finished_recving=results.finished_recving,
             failed_recving=results.failed_recving,
             invalid_block_ids=self._worker.get_block_ids_with_load_errors(),
+            kv_connector_worker_meta=self._worker.build_connector_worker_meta(),
         )
         self._worker.clear_connector_metadata()
         return output

@@ -19,6 +19,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.structured_output import StructuredOutputManager
 
 CONNECTOR_MODULE = "schedloom.adapters.engine.laboratory.connector"
+OFFLOAD_MODULE = "schedloom.adapters.engine.offload.connector"
+HOST_BYTES = 64 * 1024
+"""Host memory for preempted requests: sometimes too little."""
+
 KV_ROLES = {"consumer": "kv_consumer", "producer": "kv_producer", "both": "kv_both"}
 
 MODEL = {
@@ -73,27 +77,25 @@ def vllm_config(cell: Any, fabric: int) -> VllmConfig:
 
 
 def _transfer(cell: Any, fabric: int) -> KVTransferConfig | None:
-    if cell.role == "none":
+    if not cell.connects:
         return None
     common = {
-        "kv_role": KV_ROLES[cell.role],
+        "kv_role": KV_ROLES.get(cell.role, "kv_both"),
         "kv_load_failure_policy": "recompute" if cell.recompute_failed_loads else "fail",
     }
-    pull = _child("PullConnector", fabric, common)
+    children = [_child("PullConnector", CONNECTOR_MODULE, {"fabric": fabric})] if cell.role != "none" else []
+    if cell.offload:
+        children.insert(0, _child("PreemptOffloadConnector", OFFLOAD_MODULE, {"host_bytes": HOST_BYTES}))
     if not cell.multi_connector:
-        return KVTransferConfig(**pull)
-    children = [_child("IdleConnector", fabric, common), pull]
-    return KVTransferConfig(kv_connector="MultiConnector", kv_connector_extra_config={"connectors": children}, **common)
+        return KVTransferConfig(**children[0], **common)
+    if len(children) == 1:
+        children.insert(0, _child("IdleConnector", CONNECTOR_MODULE, {"fabric": fabric}))
+    extra = {"connectors": [{**child, **common} for child in children]}
+    return KVTransferConfig(kv_connector="MultiConnector", kv_connector_extra_config=extra, **common)
 
 
-def _child(name: str, fabric: int, common: dict[str, Any]) -> dict[str, Any]:
-    extra = {"fabric": fabric}
-    return {
-        "kv_connector": name,
-        "kv_connector_module_path": CONNECTOR_MODULE,
-        "kv_connector_extra_config": extra,
-        **common,
-    }
+def _child(name: str, module: str, extra: dict[str, Any]) -> dict[str, Any]:
+    return {"kv_connector": name, "kv_connector_module_path": module, "kv_connector_extra_config": extra}
 
 
 @contextmanager
@@ -116,7 +118,8 @@ def stock_class(cell: Any) -> type[Any]:
 
 
 def kv_cache_config(cell: Any) -> KVCacheConfig:
-    spec = FullAttentionSpec(block_size=cell.block_size, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    # One float each for K and V: eight bytes a token, which is one record.
+    spec = FullAttentionSpec(block_size=cell.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     groups = [KVCacheGroupSpec(["layer"], spec)]
     return KVCacheConfig(num_blocks=cell.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
 

@@ -1,0 +1,69 @@
+"""Which invariants a cell can try, and what must have happened in it for them to count as passed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from schedloom.conformance import subjects
+from schedloom.conformance.cells import Cell
+from schedloom.conformance.invariants import INVARIANTS
+from schedloom.conformance.verdicts import Verdict
+from schedloom.core.hooks import hooks_of
+from schedloom.core.policy import Policy
+
+_TURNING_AWAY = ("admit", "screen")
+
+
+def turns_away(cell: Cell) -> bool:
+    """Whether some policy of ``cell`` may turn requests away, as far as its hooks and its own word tell."""
+    return any(_rejects(policy) for policy in subjects.build(cell.policies).policies)
+
+
+def _rejects(policy: Policy) -> bool:
+    if policy.name in subjects.NEVER_REJECT or getattr(policy, "conformance_never_rejects", False):
+        return False
+    return any(hook in hooks_of(type(policy)) for hook in _TURNING_AWAY)
+
+
+def _always(cell: Cell) -> bool:
+    return True
+
+
+_CONDITIONS: dict[str, Callable[[Cell], bool]] = {
+    "KV-3": lambda cell: cell.prefix_caching,
+    "ISO-1": lambda cell: cell.prefix_caching,
+    "KV-4": lambda cell: cell.role != "none",
+    "FAIR-1": lambda cell: not cell.priority,
+    "REJ-1": turns_away,
+    "OBS-1": turns_away,
+}
+
+_EVENT_CONDITIONS: dict[str, Callable[[Cell], bool]] = {
+    "aborted while in transfer": lambda cell: cell.receives,
+}
+
+
+def applicable(cell: Cell, tier: str = "T2") -> list[str]:
+    """The ids of the invariants that ``cell`` tries."""
+    ids = [invariant.id for invariant in INVARIANTS.values() if tier in invariant.tiers]
+    return [name for name in ids if _CONDITIONS.get(name, _always)(cell)]
+
+
+def missing_events(cell: Cell, invariant: str, events: Counter[str]) -> list[str]:
+    """What must still happen in ``cell`` before silence about ``invariant`` means anything."""
+    needed = [name for name in INVARIANTS[invariant].events if _EVENT_CONDITIONS.get(name, _always)(cell)]
+    return [name for name in needed if not events[name]]
+
+
+def verdicts(
+    cell: Cell, invariants: list[str], events: Counter[str], broken: set[str]
+) -> tuple[dict[str, Verdict], list[str]]:
+    """A verdict for each of ``invariants``, and all events that are missing."""
+    found: dict[str, Verdict] = {}
+    missing: dict[str, None] = {}
+    for name in invariants:
+        absent = missing_events(cell, name, events)
+        missing |= dict.fromkeys(absent)
+        found[name] = Verdict.INCONCLUSIVE if absent else Verdict.PASSED
+    return found | dict.fromkeys(sorted(broken), Verdict.FAILED), list(missing)

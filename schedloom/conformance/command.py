@@ -1,0 +1,168 @@
+"""``schedloom conformance``: run the suite, list what it knows, explain it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from schedloom.conformance.invariants import INVARIANTS
+from schedloom.conformance.mutants import MUTANTS
+from schedloom.conformance.verdicts import Verdict
+from schedloom.core.errors import ConfigurationError
+
+app = typer.Typer(no_args_is_help=True, help="Prove policies, alone and together, on real schedulers.")
+console = Console()
+
+EXIT_CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.INCONCLUSIVE: 3, Verdict.REFUSED: 3}
+STYLES = {Verdict.PASSED: "green", Verdict.FAILED: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.REFUSED: "dim"}
+
+
+@app.command()
+def run(
+    subject: Annotated[str | None, typer.Option(help="A registered policy; every policy when left out.")] = None,
+    profile: Annotated[str, typer.Option(help="core or full.")] = "core",
+    tier: Annotated[list[str] | None, typer.Option(help="T0, T2 or mutants; may be given several times.")] = None,
+    seed: Annotated[int, typer.Option(help="The first seed of every cell.")] = 0,
+    cell: Annotated[str | None, typer.Option(help="Only the cell with this id.")] = None,
+    replay: Annotated[Path | None, typer.Option(help="Do a script of a report again, and nothing else.")] = None,
+    steps: Annotated[int, typer.Option(help="Go on for so many random steps over all cells.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    budget: Annotated[float | None, typer.Option(help="Stop after so many seconds; inconclusive then.")] = None,
+    report: Annotated[list[Path] | None, typer.Option(help="Write a report: .yaml, .html or .xml (JUnit).")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the numbers of the verdict.")] = None,
+) -> None:
+    """Run the suite. Exit code 0: passed; 1: failed; 2: cannot be run; 3: inconclusive."""
+    try:
+        if replay is not None:
+            raise typer.Exit(_replay(replay))
+        result = _run(subject, profile, tuple(tier or ()), seed, cell, steps, workers, budget)
+    except ConfigurationError as error:
+        console.print(f"[red]error:[/red] {error}")
+        raise typer.Exit(2) from error
+    from schedloom.conformance import report as reports
+    from schedloom.conformance.report import document
+
+    for path in report or ():
+        reports.write(result, path)
+    if json_path is not None:
+        json_path.write_text(json.dumps(document.summary(result), indent=2) + "\n")
+    _show(result, report or [])
+    raise typer.Exit(EXIT_CODES[result.verdict])
+
+
+def _run(subject: str | None, profile: str, tiers: tuple[str, ...], *rest: Any) -> Any:
+    from schedloom.conformance import suite
+
+    first_seed, cell, steps, workers, budget = rest
+    if profile not in suite.STRENGTH:
+        raise ConfigurationError(f"there is no profile {profile!r}; choose from core, full")
+    if unknown := set(tiers) - set(suite.TIERS):
+        raise ConfigurationError(f"there is no tier {sorted(unknown)[0]!r}; choose from {', '.join(suite.TIERS)}")
+    columns = (TextColumn("{task.description:>20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done)
+
+        order = suite.Order(subject, profile, tiers or suite.TIERS, first_seed, workers, budget, steps, cell, progress)
+        return suite.run(order)
+
+
+def _show(result: Any, reports: list[Path]) -> None:
+    from schedloom.conformance.report.document import reproduce, summary
+
+    for found in result.cells:
+        if found.verdict in (Verdict.FAILED, Verdict.INCONCLUSIVE):
+            console.print(f"[{STYLES[found.verdict]}]{found.verdict.value}[/] {found.cell.label()}")
+            for violation in found.violations:
+                console.print(f"    {violation.invariant}: {violation.message}")
+            if found.missing:
+                console.print(f"    never happened: {', '.join(found.missing)}")
+            console.print(f"    again: {reproduce(found, result.first_seed)}")
+    for violation in result.composition:
+        console.print(f"[red]failed[/] {violation.invariant}: {violation.message}")
+    for mutant in result.mutants:
+        if not mutant.killed:
+            console.print(f"[red]not found[/] {mutant.name} breaks {mutant.dies_on}")
+    facts = summary(result)
+    cells = ", ".join(f"{count} {word}" for word, count in facts["cells"].items() if count)
+    console.print(
+        f"[bold {STYLES[result.verdict]}]{result.verdict.value}[/]: cells: {cells or 'none'}; {result.steps:,} steps; "
+        f"known-bad subjects found: {facts['mutants']['killed']} of {facts['mutants']['total']}; "
+        f"{result.seconds:.0f} s" + "".join(f"; {path}" for path in reports)
+    )
+
+
+def _replay(path: Path) -> int:
+    """Takes a file that holds ``cell`` and ``acts``, or a report: then its first script."""
+    from schedloom.conformance import suite
+    from schedloom.conformance.cells import Cell
+    from schedloom.conformance.script import from_plain
+    from schedloom.conformance.trial import replay
+
+    document = yaml.safe_load(path.read_text())
+    if "acts" not in document:
+        scripts = [found["replay"] for found in document.get("results", []) if "replay" in found]
+        if not scripts:
+            raise ConfigurationError(f"{path} holds no script: nothing in it failed")
+        document = scripts[0]
+    acts = [from_plain(act) for act in document["acts"]]
+    trial = replay(suite.laboratory(), Cell.from_plain(document["cell"]), acts)
+    for violation in trial.violations:
+        console.print(f"[red]{violation.invariant}[/] in step {violation.step}: {violation.message}")
+    if not trial.violations:
+        console.print(f"[green]nothing broke[/] in {trial.steps} steps of {len(acts)} acts")
+    return 1 if trial.violations else 0
+
+
+@app.command("list")
+def list_everything() -> None:
+    """The invariants, and the known-bad subjects that show that they are looked at."""
+    table = Table("invariant", "statement", "shown by")
+    for invariant in INVARIANTS.values():
+        shown = [mutant.name for mutant in MUTANTS.values() if mutant.dies_on == invariant.id]
+        table.add_row(invariant.id, invariant.statement, ", ".join(shown))
+    console.print(table)
+
+
+@app.command()
+def explain(id: Annotated[str, typer.Argument(help="An invariant, a known-bad subject or a cell.")]) -> None:
+    """What an id stands for."""
+    for line in _explanation(id):
+        console.print(line)
+
+
+def _explanation(name: str) -> list[str]:
+    if name in INVARIANTS:
+        invariant = INVARIANTS[name]
+        return [
+            f"[bold]{invariant.id}[/] {invariant.statement}.",
+            f"Found out by: {invariant.oracle}.",
+            f"Inconclusive unless in the cell there was: {', '.join(invariant.events)}.",
+        ]
+    if name in MUTANTS:
+        mutant = MUTANTS[name]
+        return [f"[bold]{name}[/] {mutant.description}", f"Breaks {mutant.dies_on}, in: {mutant.cell.label()}."]
+    return _explained_cell(name)
+
+
+def _explained_cell(name: str) -> list[str]:
+    from schedloom.conformance import suite
+    from schedloom.conformance.applicability import applicable
+
+    try:
+        (cell,) = suite.cells_of(suite.Order(cell=name))
+    except ConfigurationError as error:
+        console.print(f"[red]error:[/red] {error}")
+        raise typer.Exit(2) from error
+    return [f"[bold]{name}[/] {cell.label()}", f"Tries {', '.join(applicable(cell))}."]

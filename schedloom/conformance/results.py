@@ -1,0 +1,92 @@
+"""What a run of the suite found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from schedloom.conformance.cells import Cell
+from schedloom.conformance.coverage import Coverage
+from schedloom.conformance.script import Act
+from schedloom.conformance.verdicts import Verdict, Violation
+
+
+@dataclass(slots=True)
+class CellResult:
+    """One cell. ``invariants`` holds a verdict for each that applies; ``missing`` are the events that never happened;
+    ``script`` is the shortest script known to break it."""
+
+    cell: Cell
+    verdict: Verdict
+    tier: str = "T2"
+    invariants: dict[str, Verdict] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    script: list[Act] = field(default_factory=list)
+    failing_seed: int | None = None
+    seeds: int = 0
+    steps: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def id(self) -> str:
+        return cell_id(self.cell)
+
+
+@dataclass(slots=True)
+class MutantResult:
+    """``killed`` when it was accused of breaking what it breaks; ``seed`` is where."""
+
+    name: str
+    dies_on: str
+    killed: bool
+    seed: int | None
+    message: str = ""
+
+
+@dataclass(slots=True)
+class RunResult:
+    """A whole run. ``first_seed`` and the numbers of seeds in each cell say all that is needed to do it again."""
+
+    subject: str | None
+    profile: str
+    tiers: list[str]
+    first_seed: int
+    environment: dict[str, Any]
+    cells: list[CellResult] = field(default_factory=list)
+    refusals: Counter[str] = field(default_factory=Counter)
+    composition: list[Violation] = field(default_factory=list)
+    composed: int = 0
+    coverage: dict[str, Coverage] = field(default_factory=dict)
+    mutants: list[MutantResult] = field(default_factory=list)
+    soak_steps: int = 0
+    out_of_budget: bool = False
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> Counter[Verdict]:
+        counts = Counter(result.verdict for result in self.cells)
+        counts[Verdict.REFUSED] += sum(self.refusals.values())
+        return counts
+
+    @property
+    def steps(self) -> int:
+        return self.soak_steps + sum(result.steps for result in self.cells)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Passed only when nothing failed, nothing is inconclusive, and what was to be covered was."""
+        if self.composition or self.counts[Verdict.FAILED] or not all(mutant.killed for mutant in self.mutants):
+            return Verdict.FAILED
+        covered = all(coverage.complete for coverage in self.coverage.values())
+        if self.counts[Verdict.INCONCLUSIVE] or not covered or self.out_of_budget or not (self.cells or self.composed):
+            return Verdict.INCONCLUSIVE
+        return Verdict.PASSED
+
+
+def cell_id(cell: Cell) -> str:
+    """A short name that stays the same from run to run."""
+    return sha256(cell.label().encode()).hexdigest()[:8]
