@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
+import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,6 @@ from schedloom.router.upstream import (
     Upstream,
     UpstreamError,
     UpstreamRequest,
-    header,
     read_all,
 )
 
@@ -151,7 +150,7 @@ class Attempts:
             except UpstreamError as error:
                 service.failed()
                 raise self._unreachable(source.worker, "Prefiller", error) from error
-            service.answered(response.status, header(response.headers, b"retry-after"))
+            service.answered(response)
         if response.status != 200:
             raise Failure(response.status, body, answered(response.headers))
         parameters = parsed(body).get("kv_transfer_params")
@@ -168,7 +167,7 @@ class Attempts:
         with worker.serving(dispatch.target.rank) as service:
             try:
                 response = await self._upstream.send(self._request(call, dispatch))
-                service.answered(response.status, header(response.headers, b"retry-after"))
+                service.answered(response)
                 try:
                     return await relay(response, reply, local=local)
                 finally:
@@ -228,7 +227,7 @@ class Attempts:
 
 
 def new_request_id() -> str:
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 def _bearer(settings: RouterSettings) -> bytes | None:

@@ -47,20 +47,22 @@ _NOT_FOR_PREFILLERS = frozenset(
 
 
 class GenerationBody:
-    """What a client asked for, without what it may not ask.
+    """What a client asked for, without what it may not ask; ``splittable`` tells whether one transfer of KV
+    can serve it.
 
     ``salt`` keeps its KV apart from other tenants'. ``raw`` are the client's own bytes wherever nothing had
     to be removed. ``conversation`` is its ``conversation_id`` where that is a string with content. Raises
     Failure (400) for a body that cannot be understood.
     """
 
-    __slots__ = ("conversation", "fields", "raw")
+    __slots__ = ("conversation", "fields", "raw", "splittable")
 
     def __init__(self, raw: bytes, salt: str | None = None) -> None:
         fields = parse_object(raw)
         conversation = fields.get(CONVERSATION_KEY)
         self.conversation = conversation if isinstance(conversation, str) and conversation else None
         self.fields, self.raw = without_guarded_keys(fields, raw)
+        self.splittable = _is_splittable(self.fields)
         if salt is not None:
             self._season(salt)
 
@@ -72,15 +74,6 @@ class GenerationBody:
     @property
     def streaming(self) -> bool:
         return self.fields.get("stream") is True
-
-    @property
-    def splittable(self) -> bool:
-        """Whether one transfer of KV can serve it."""
-        get = self.fields.get
-        several = any(get(key) not in (None, 1) for key in ("n", "best_of"))
-        of_the_prompt = get("prompt_logprobs") is not None or bool(get("echo"))
-        unusual = bool(get("use_beam_search")) or get("prompt_embeds") is not None or get("max_tokens") == 0
-        return not (several or of_the_prompt or unusual or _is_several_prompts(get("prompt")))
 
     def for_prefiller(self) -> bytes:
         """A request that computes the prompt's KV, keeps it for a Decoder and stops after one token.
@@ -120,6 +113,14 @@ class GenerationBody:
         end = self.raw.rindex(b"}")
         comma = b"," if self.fields else b""
         return b'%b%b"%b":%b}' % (self.raw[:end], comma, key.encode(), orjson.dumps(value))
+
+
+def _is_splittable(fields: dict[str, Any]) -> bool:
+    get = fields.get
+    several = get("n") not in (None, 1) or get("best_of") not in (None, 1) or _is_several_prompts(get("prompt"))
+    of_the_prompt = get("prompt_logprobs") is not None or bool(get("echo"))
+    unusual = bool(get("use_beam_search")) or get("prompt_embeds") is not None or get("max_tokens") == 0
+    return not (several or of_the_prompt or unusual)
 
 
 def _is_several_prompts(prompt: object) -> bool:

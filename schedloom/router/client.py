@@ -150,12 +150,14 @@ def _tls_context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
+@functools.lru_cache(maxsize=4096)
+def _request_line(origin: str, method: str, path: str) -> bytes:
+    address = _parse(origin)
+    return f"{method} {address.prefix}{path} HTTP/1.1\r\nhost: ".encode() + address.host_header
+
+
 def _head(request: UpstreamRequest) -> bytes:
-    origin = _parse(request.origin)
-    lines = [
-        f"{request.method} {origin.prefix}{request.path} HTTP/1.1\r\nhost: ".encode(),
-        origin.host_header,
-    ]
+    lines = [_request_line(request.origin, request.method, request.path)]
     for name, value in request.headers:
         lines += (b"\r\n", name, b": ", value)
     lines.append(b"\r\ncontent-length: %d\r\n\r\n" % len(request.body))

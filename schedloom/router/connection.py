@@ -16,6 +16,25 @@ _READ_AHEAD = 256 * 1024
 class Exchange:
     """A request under way: its answer as far as it has arrived."""
 
+    __slots__ = (
+        "_abandoned",
+        "_body_begun",
+        "_buffered",
+        "_chunks",
+        "_complete",
+        "_connection",
+        "_error",
+        "_head_complete",
+        "_last_activity",
+        "_loop",
+        "_request",
+        "_sent_at",
+        "_timer",
+        "_waiter",
+        "headers",
+        "status",
+    )
+
     def __init__(self, connection: Connection, request: UpstreamRequest) -> None:
         self.status = 0
         self.headers: list[Header] = []
@@ -31,7 +50,8 @@ class Exchange:
         self._complete = False
         self._error: UpstreamError | None = None
         self._last_activity = self._sent_at = self._loop.time()
-        self._timer = self._loop.call_later(request.first_byte_timeout, self._check_silence)
+        soonest = min(request.first_byte_timeout, request.silence_timeout)
+        self._timer = self._loop.call_later(soonest, self._check_silence)
 
     async def head(self) -> None:
         while not self._head_complete:
@@ -76,7 +96,8 @@ class Exchange:
         if self._chunks:
             left = allowed
         if left > 0:
-            self._timer = self._loop.call_later(left, self._check_silence)
+            soonest = min(left, self._request.silence_timeout)
+            self._timer = self._loop.call_later(soonest, self._check_silence)
         else:
             self.fail(TimedOut(f"{self._request.origin} was silent for {allowed:g} s"))
             self._connection.abort()

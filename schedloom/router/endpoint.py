@@ -78,7 +78,7 @@ class Generation:
         tenant = door.tenants.of(headers.authorization)
         raw = await _read_body(receive, settings.max_body_bytes)
         call = read_call(self._path, headers, raw, tenant)
-        async with Watch(receive, settings.request_timeout_seconds), door.gate:
+        async with Watch(scope, receive, settings.request_timeout_seconds), door.gate:
             return (await door.pipeline.serve(call, reply)).value
 
 

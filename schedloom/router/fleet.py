@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from types import TracebackType
 
@@ -13,6 +13,7 @@ from schedloom.core.wire import EngineContract
 from schedloom.router.breaker import Breaker, Clock
 from schedloom.router.failures import Failure
 from schedloom.router.settings import WorkerSettings
+from schedloom.router.upstream import UpstreamResponse, header
 
 APPEND_FEATURE = "append_prefill"
 
@@ -41,6 +42,7 @@ class Worker:
         self.lives = 0
         self.breaker = Breaker(clock)
         self.full_until = 0.0
+        self.on_change: Callable[[], None] = _nothing
         self._clock = clock
         self._contract: EngineContract | None = None
         self._turn = 0
@@ -89,17 +91,20 @@ class Worker:
         self._contract = contract
         self.health = Health.READY
         self.trouble = ""
+        self.on_change()
 
     def leave(self, health: Health, trouble: str) -> None:
         self.suspect()
         self.health = health
         self.trouble = trouble
+        self.on_change()
 
     def suspect(self) -> None:
         """It may have been restarted: for an engine that does not tell its epoch, a new life begins."""
         if self.health is Health.READY:
             self.health = Health.SUSPECT
             self.lives += 1
+            self.on_change()
 
     def least_busy_rank(self) -> int:
         ranks = range(self.contract.data_parallel_size)
@@ -117,6 +122,10 @@ class Worker:
 
     def is_full_for(self, seconds: float) -> None:
         self.full_until = self._clock() + seconds
+
+
+def _nothing() -> None:
+    return None
 
 
 class Service:
@@ -145,11 +154,14 @@ class Service:
     def failed(self) -> None:
         self.success = False
 
-    def answered(self, status: int, retry_after: bytes | None = None) -> None:
-        if status in (429, 503):
-            self.worker.is_full_for(_seconds(retry_after))
-        elif status < 400 or status >= 500:
-            self.success = status < 400
+    def answered(self, response: UpstreamResponse) -> None:
+        status = response.status
+        if status < 400:
+            self.success = True
+        elif status in (429, 503):
+            self.worker.is_full_for(_seconds(header(response.headers, b"retry-after")))
+        elif status >= 500:
+            self.success = False
 
 
 def _seconds(retry_after: bytes | None) -> float:
@@ -165,23 +177,26 @@ class Fleet:
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = tuple(workers)
+        self._by_name = {worker.name: worker for worker in workers}
         self._prefiller_turns = itertools.count()
         self._decoder_turns = itertools.count()
+        for worker in workers:
+            worker.on_change = self._regroup
+        self._regroup()
 
-    @property
-    def prefillers(self) -> list[Worker]:
-        return [worker for worker in self._ready() if worker.can_prefill]
-
-    @property
-    def decoders(self) -> list[Worker]:
-        return [worker for worker in self._ready() if worker.can_decode]
+    def _regroup(self) -> None:
+        usable = [worker for worker in self.workers if worker.health in (Health.READY, Health.SUSPECT)]
+        self._usable_prefillers = [worker for worker in usable if worker.can_prefill]
+        self._usable_decoders = [worker for worker in usable if worker.can_decode]
+        self.prefillers = [one for one in self._usable_prefillers if one.health is Health.READY]
+        self.decoders = [one for one in self._usable_decoders if one.health is Health.READY]
 
     @property
     def serves(self) -> bool:
         return bool(self.prefillers and self.decoders)
 
     def find(self, name: str) -> Worker | None:
-        return next((worker for worker in self.workers if worker.name == name), None)
+        return self._by_name.get(name)
 
     def owner_is_here(self, owner: SessionOwner) -> bool:
         """Whether the instance lives, and still the life in which it served the session, and is not left out."""
@@ -192,33 +207,21 @@ class Fleet:
 
     def choose_prefiller(self, avoid: Collection[Worker] = ()) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
-        return _least_busy(self._able_to_prefill(), "Prefiller", next(self._prefiller_turns), avoid)
+        return _least_busy(_admitted(self._usable_prefillers), "Prefiller", next(self._prefiller_turns), avoid)
 
     def choose_decoder(self, avoid: Collection[Worker] = ()) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
-        return _least_busy(self._able_to_decode(), "Decoder", next(self._decoder_turns), avoid)
+        return _least_busy(_admitted(self._usable_decoders), "Decoder", next(self._decoder_turns), avoid)
 
     def require_decoder(self) -> None:
         """Raises Failure (503) when there is nobody to hand a prefill over to."""
-        if not self._able_to_decode():
+        if not self._usable_decoders:
             raise _nobody("Decoder")
 
     def has_others(self, avoid: Collection[Worker]) -> bool:
         """Whether the roles of ``avoid`` could be taken by somebody else."""
-        roles = (self._able_to_prefill(), self._able_to_decode())
+        roles = (_admitted(self._usable_prefillers), _admitted(self._usable_decoders))
         return any(set(able) & set(avoid) and set(able) - set(avoid) for able in roles)
-
-    def _able_to_prefill(self) -> list[Worker]:
-        return _admitted([worker for worker in self._usable() if worker.can_prefill])
-
-    def _able_to_decode(self) -> list[Worker]:
-        return _admitted([worker for worker in self._usable() if worker.can_decode])
-
-    def _ready(self) -> Iterator[Worker]:
-        return (worker for worker in self.workers if worker.health is Health.READY)
-
-    def _usable(self) -> Iterator[Worker]:
-        return (worker for worker in self.workers if worker.health in (Health.READY, Health.SUSPECT))
 
 
 def _admitted(pool: list[Worker]) -> list[Worker]:

@@ -44,13 +44,17 @@ def without_guarded_keys(fields: dict[str, Any], raw: bytes) -> tuple[dict[str, 
 
     Raises Failure (400) for a guarded key that is given twice, and for ``vllm_xargs`` that is not an object.
     """
-    if not any(is_guarded(key) for key in fields):
+    if _GUARDED_KEYS.isdisjoint(fields) and not any(map(_is_reserved, fields)):
         return fields, raw
     _refuse_duplicates(raw)
     clean = {key: value for key, value in fields.items() if not _is_removed(key)}
     if EXTRA_ARGUMENTS in clean:
         _clean_extra_arguments(clean)
     return (fields, raw) if clean == fields else (clean, written(clean))
+
+
+def _is_reserved(key: str) -> bool:
+    return key.startswith(RESERVED_PREFIX)
 
 
 def is_guarded(key: str) -> bool:

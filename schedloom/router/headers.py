@@ -20,6 +20,7 @@ MAX_SESSION_CHARACTERS = 256
 _TRACING = frozenset({b"traceparent", b"tracestate"})
 _ANSWERED = frozenset({b"content-type", b"retry-after"})
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
+_PLAIN = re.compile(r"[\w.:/-]+", re.ASCII).fullmatch
 _NOT_FOR_LOGS = re.compile(r"[^\x21-\x7e]+")
 
 
@@ -55,6 +56,8 @@ def session_of(headers: ClientHeaders, conversation: str | None) -> str | None:
 
 def session_value(session: str) -> bytes:
     """A session key as a header's value: visible ASCII as it is, the rest (and the percent sign) escaped."""
+    if _PLAIN(session):
+        return session.encode("ascii")
     return quote(session, safe=_VISIBLE).encode("ascii")
 
 

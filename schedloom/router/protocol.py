@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from schedloom.router.failures import error_body
+from schedloom.router.watch import CONNECTION
 
 _REASONS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 _HEAD = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -29,6 +31,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_body = False
         self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._on_lost: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -37,6 +40,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
         super().connection_lost(exc)
+        if self._on_lost is not None:
+            self._on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -56,6 +61,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.max_header_bytes:
             self._refuse_head()
         else:
+            self.scope[CONNECTION] = self  # type: ignore[literal-required]
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -67,6 +73,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head, self._in_body = True, False
         if not self.transport.is_closing():
             super().on_message_complete()
+
+    def watched_by(self, on_lost: Callable[[], None] | None) -> bool:
+        self._on_lost = on_lost
+        return not self.transport.is_closing()
 
     def _allow(self, seconds: float, part: str) -> None:
         if self._timer is None:

@@ -69,20 +69,18 @@ class _Stream:
         self._told_an_error = False
 
     async def relay(self) -> Outcome:
-        held = await self._open()
-        if held is None:
+        events = await self._open()
+        if events is None:
             return Outcome.REJECTED
         await self._reply.start_stream(answered(self._response.headers))
-        ended = await self._pass_on(held)
-        while not ended:
+        while not is_end(events):
+            if events:
+                await self._reply.write(self._checked(events))
             chunk = await self._response.read()
             if not chunk:
                 return await self._end_early()
             events = self._framer.feed(chunk)
-            if events:
-                ended = await self._pass_on(events)
-        await self._drain()
-        return Outcome.BROKEN if self._told_an_error else Outcome.SERVED
+        return await self._end(self._checked(events))
 
     async def _open(self) -> bytes | None:
         """The events held back until an answer began; ``None`` for a rejection."""
@@ -105,18 +103,17 @@ class _Stream:
                 return events
         raise Failure.own(502, "The engine ended its answer before it began.", "empty_answer")
 
-    async def _pass_on(self, events: bytes) -> bool:
-        """Whether these were the last."""
+    def _checked(self, events: bytes) -> bytes:
         if tells_an_error(events):
             self._told_an_error = True
-        events = without_transfer_parameters(events)
-        if not is_end(events):
-            await self._reply.write(events)
-            return False
+        return without_transfer_parameters(events)
+
+    async def _end(self, events: bytes) -> Outcome:
         if not self._told_an_error:
             await self._reply.succeed()
         await self._reply.end(events)
-        return True
+        await self._drain()
+        return Outcome.BROKEN if self._told_an_error else Outcome.SERVED
 
     async def _end_early(self) -> Outcome:
         if self._told_an_error:

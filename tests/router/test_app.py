@@ -141,7 +141,8 @@ async def test_an_impossible_plan_is_passed_over(planned: Any, attempt: Attempt)
 
 async def test_a_decoder_that_cannot_turn_away_gets_no_local_attempt(planned: Any) -> None:
     attempt = Attempt(Route.APPEND, "engine-1", 0)
-    for changes in ({"features": []}, {"prefix_caching": False}):
+    unfit: list[dict[str, Any]] = [{"features": []}, {"prefix_caching": False}]
+    for changes in unfit:
         d = decoder(**changes)
         router = await planned(lambda *_: [attempt], prefiller(), d, append=False)
         assert (await router.client.chat("s")).decision == "pd"

@@ -4,7 +4,7 @@ from schedloom.core.wire import Role
 from schedloom.router.breaker import BASE_SECONDS, CONSECUTIVE_FAILURES, Breaker, RetryBudget
 from schedloom.router.fleet import Fleet, Worker
 from schedloom.router.settings import WorkerSettings
-from tests.router.fakes import contract
+from tests.router.fakes import Answer, FakeResponse, contract, prefiller
 
 
 class Clock:
@@ -84,13 +84,17 @@ def test_a_worker_that_fails_is_left_out_within_one_request() -> None:
     assert {fleet.choose_decoder().name for _ in range(8)} == {"d1"}
 
 
+def said(status: int, *headers: tuple[bytes, bytes]) -> FakeResponse:
+    return FakeResponse(prefiller(), Answer(status, headers=headers))
+
+
 def test_clients_errors_and_full_workers_open_nothing() -> None:
     clock = Clock()
     fleet = pool(clock, 2)
     one = fleet.workers[0]
     for status in [400, 404, 422, 429, 503] * 10:
         with one.serving(0) as service:
-            service.answered(status)
+            service.answered(said(status))
     assert one.breaker.allows
 
 
@@ -98,7 +102,7 @@ def test_a_full_worker_is_left_alone_for_as_long_as_it_says() -> None:
     clock = Clock()
     fleet = pool(clock, 2)
     with fleet.workers[0].serving(0) as service:
-        service.answered(503, b"7")
+        service.answered(said(503, (b"retry-after", b"7")))
     with fleet.workers[1].serving(0), fleet.workers[1].serving(0):
         assert fleet.choose_decoder().name == "d1"
         clock.now += 7

@@ -212,12 +212,22 @@ async def test_nobody_there_is_told_at_once(upstream: HttpUpstream) -> None:
 
 
 async def test_silence_before_and_within_an_answer_ends(upstream: HttpUpstream) -> None:
-    for parts in ([], [CHUNKED[:BODY_AT]]):
+    for parts, first_byte, silence in (([], 0.1, 60), ([CHUNKED[:BODY_AT]], 60, 0.1)):
         server = Server(parts)
         async with raw_server(server) as origin:
             with pytest.raises(TimedOut):
-                await ask(upstream, origin, first_byte_timeout=0.1, silence_timeout=0.1)
+                await ask(upstream, origin, first_byte_timeout=first_byte, silence_timeout=silence)
             await asyncio.wait_for(server.lost.wait(), 2)
+
+
+async def test_a_long_prefill_is_not_a_silent_engine(upstream: HttpUpstream) -> None:
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"body")
+        await asyncio.sleep(0.3)
+        writer.write(OK)
+
+    async with raw_server(server) as origin:
+        assert await ask(upstream, origin, first_byte_timeout=5, silence_timeout=0.05) == b"ok"
 
 
 async def test_a_slow_reader_is_not_a_silent_engine(upstream: HttpUpstream) -> None:
