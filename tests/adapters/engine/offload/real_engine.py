@@ -51,6 +51,7 @@ def run(model: str, setting: Setting) -> dict[str, Any]:
 def observe(engine: Any, scheduler: Any) -> dict[str, Any]:
     seen = watch(scheduler)
     facts: dict[str, Any] = {"scheduler": type(scheduler).__name__, "outputs": generate(engine), "restored": seen}
+    facts["groups"] = len(scheduler.kv_cache_config.kv_cache_groups)
     if scheduler.connector is not None:
         books = connector_of(scheduler)._scheduler
         pool = scheduler.kv_cache_manager.block_pool
@@ -63,7 +64,7 @@ def arguments(model: str, setting: Setting) -> dict[str, Any]:
     common = {
         "model": model,
         "enforce_eager": True,
-        "max_model_len": 20 * BLOCK,
+        "max_model_len": 10 * BLOCK,
         "kv_cache_memory_bytes": 64 << 20,
         "block_size": BLOCK,
         "dtype": "float32",

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from schedloom.demo.model import cached_model
+from tests.adapters.engine.offload.sliding_model import make_sliding_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 SCRIPT = Path(__file__).with_name("real_engine.py")
 BLOCK = 32
 TIGHT = {"blocks": 24}
+TIGHT_HYBRID = {"blocks": 36}
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
@@ -33,19 +35,24 @@ ENVIRONMENT = {
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "v1": [{}, TIGHT, TIGHT | {"asynchronous": True}, TIGHT | {"multi": True}, TIGHT | {"fault": "wrong block"}],
     "v2": [{}, TIGHT, TIGHT | {"asynchronous": True}],
+    "hybrid": [{}, TIGHT_HYBRID, TIGHT_HYBRID | {"asynchronous": True}, TIGHT_HYBRID | {"fault": "no tail"}],
 }
+"""For each runner, and for a model with two cache groups on the first, the undisturbed run first."""
 
 
-@pytest.fixture(scope="module", params=["v1", "v2"])
-def runs(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What came out under each of the runner's settings, the undisturbed run first."""
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What came out under each of the settings."""
     settings = SETTINGS[request.param]
+    hybrid = request.param == "hybrid"
+    model = make_sliding_model(tmp_path_factory.mktemp("hybrid") / "model") if hybrid else cached_model()
     environment = {**os.environ, **ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": str(int(request.param == "v2"))}
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    command = [sys.executable, str(SCRIPT), str(cached_model()), json.dumps(settings)]
+    command = [sys.executable, str(SCRIPT), str(model), json.dumps(settings)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=850)
     assert ran.returncode == 0, ran.stderr[-4000:]
     facts: list[dict[str, Any]] = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("[{")))
+    assert {fact["groups"] for fact in facts} == {2 if hybrid else 1}
     return [{**setting, **fact} for setting, fact in zip(settings, facts, strict=True)]
 
 
