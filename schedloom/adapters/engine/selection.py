@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from schedloom.adapters.engine.contract import describe_engine
+from schedloom.adapters.engine.settings import engine_section
 from schedloom.core.composition import compose
-from schedloom.core.config import SECTION, read_section
+from schedloom.core.config import SECTION
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.requirements import check_requirements
 
@@ -66,12 +67,12 @@ def scheduler_class(base: SchedulerClass, vllm_config: Any, user_class: bool = F
 
     Raises ConfigurationError when the configuration, the engine or the scheduler class cannot carry them.
     """
-    choices = read_section(vllm_config.additional_config).choices
+    choices = engine_section(vllm_config).choices
     if not choices:
         return base
     if user_class and not getattr(base, COMPOSABLE, False):
         raise ConfigurationError(_refusal(base))
-    policies = compose(choices)
+    policies = compose(choices, side="engine")
     check_requirements(policies.policies, describe_engine(vllm_config))
     from schedloom.adapters.engine.parts.ordering import check_queue_order
     from schedloom.adapters.engine.scheduler import composed

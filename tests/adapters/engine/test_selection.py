@@ -10,7 +10,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from schedloom.adapters.engine import selection
+from schedloom.adapters.engine import selection, settings
 from schedloom.adapters.engine.scheduler import PolicyScheduler
 from schedloom.core.errors import ConfigurationError
 from tests.adapters.engine.harness import make_scheduler, vllm_config
@@ -36,9 +36,9 @@ def installed() -> Iterator[None]:
 
 
 def build(model: Path, additional: dict[str, Any], user_class: type | None = None, **config: Any) -> Any:
-    settings = vllm_config(model, additional=additional, **config)
-    settings.scheduler_config.scheduler_cls = user_class
-    return make_scheduler(settings.scheduler_config.get_scheduler_cls(), settings)
+    engine = vllm_config(model, additional=additional, **config)
+    engine.scheduler_config.scheduler_cls = user_class
+    return make_scheduler(engine.scheduler_config.get_scheduler_cls(), engine)
 
 
 @pytest.mark.parametrize("additional", [{}, OFF, {"other": 1}])
@@ -94,3 +94,31 @@ def test_installing_twice_wraps_once() -> None:
     once = SchedulerConfig.get_scheduler_cls
     selection.install()
     assert SchedulerConfig.get_scheduler_cls is once
+
+
+def test_the_section_may_be_parked_in_the_environment(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.VARIABLE, '{"decoder_append_prefill_enable": true}')
+    assert isinstance(build(model, {}), PolicyScheduler)
+
+
+@pytest.mark.parametrize(
+    ("parked", "additional", "message"),
+    [
+        ('{"decoder_append_prefill_enable": true}', ON, "keep one of the two"),
+        ("yes", {}, "is not JSON"),
+        ("[]", {}, "must be a JSON object"),
+        ('{"polices": []}', {}, "did you mean 'policies'"),
+    ],
+)
+def test_a_parked_section_must_fit(
+    model: Path, monkeypatch: pytest.MonkeyPatch, parked: str, additional: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setenv(settings.VARIABLE, parked)
+    with pytest.raises(ConfigurationError, match=message):
+        build(model, additional)
+
+
+def test_a_routing_policy_has_no_place_in_an_engine(model: Path) -> None:
+    section = {"scheduler_config": {"policies": [{"name": "session_owner"}]}}
+    with pytest.raises(ConfigurationError, match="session_owner"):
+        build(model, section)
