@@ -162,3 +162,12 @@ def test_orders_that_come_twice_are_carried_out_once(bench: Bench) -> None:
     assert_clean(bench)
     assert bench.counters["restores"] >= 3
     assert len(copied) == len(set(copied))
+
+
+def test_a_request_can_be_followed_through_its_recovery(bench: Bench) -> None:
+    heard: dict[str, list[str]] = {}
+    bench.connector.observe_preempted(lambda name, event, tokens: heard.setdefault(name, []).append(event))
+    assert_clean(bench)
+    assert ["saved", "loading", "restores"] in [events[:3] for events in heard.values()]
+    for events in heard.values():
+        assert events.count("saved") == events.count("restores") + events.count("superseded")
