@@ -50,7 +50,7 @@ def run(order: Order) -> RunResult:
     """Raises ConfigurationError when there is nothing to run or no engine to run it on."""
     began = time.monotonic()
     until = began + order.budget if order.budget is not None else float("inf")
-    result = RunResult(order.subject, order.profile, list(order.tiers), order.first_seed, _environment(order))
+    result = empty_result(order)
     found = composition.examine(cells_of(order))
     if "T0" in order.tiers:
         result.composed = len(found.accepted) + len(found.refused)
@@ -63,6 +63,10 @@ def run(order: Order) -> RunResult:
         _soak(order, found.accepted, until, result)
     result.seconds = time.monotonic() - began
     return result
+
+
+def empty_result(order: Order) -> RunResult:
+    return RunResult(order.subject, order.profile, list(order.tiers), order.first_seed, _environment(order))
 
 
 def cells_of(order: Order) -> list[Cell]:
@@ -93,9 +97,17 @@ def _examine_cells(order: Order, accepted: list[Cell], until: float, result: Run
         order.progress("cells", done, len(cells))
     result.cells.sort(key=lambda found: found.cell.label())
     result.out_of_budget |= len(result.cells) < len(cells)
+    _count_coverage(order, result, legal)
+
+
+def count_coverage(order: Order, result: RunResult) -> None:
+    """Count what the cells of ``result`` cover of the accepted part of the matrix."""
+    _count_coverage(order, result, chosen(order, composition.examine(cells_of(order)).accepted)[1])
+
+
+def _count_coverage(order: Order, result: RunResult, legal: list[Cell]) -> None:
     ran = [found.cell.axes() for found in result.cells if found.verdict is not Verdict.REFUSED]
-    strength = STRENGTH[order.profile]
-    result.coverage["T2"] = coverage.count(ran, [cell.axes() for cell in legal], strength)
+    result.coverage["T2"] = coverage.count(ran, [cell.axes() for cell in legal], STRENGTH[order.profile])
 
 
 def _examined(order: Order, cells: list[Cell], until: float) -> Iterator[CellResult]:
