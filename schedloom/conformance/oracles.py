@@ -107,22 +107,18 @@ class Oracles:
             self._writers[block] = salt
 
     def _blocks(self) -> None:
-        references = self._engine.references()
-        owners = self._engine.ownership()
-        if references != owners:
-            self._uneven(references, owners)
-        free = references.count(0)
-        if free != self._engine.num_free_blocks:
-            self._accuse("KV-1", f"{free} blocks are free and the queue holds {self._engine.num_free_blocks}")
+        unowned, uneven = self._engine.census()
+        if uneven:
+            self._uneven(uneven)
+        if unowned != self._engine.num_free_blocks:
+            self._accuse("KV-1", f"{unowned} blocks have no owner and {self._engine.num_free_blocks} are free")
         for request_id in self._engine.orphans():
             self._accuse("KV-2", f"blocks are owned for {request_id}, which no longer exists")
 
-    def _uneven(self, references: list[int], owners: list[int]) -> None:
-        pairs = enumerate(zip(references, owners, strict=True))
-        wrong = [(place, counted, owned) for place, (counted, owned) in pairs if counted != owned]
-        place, counted, owned = wrong[0]
-        self._accuse("KV-1", f"block {place} has {owned} owners and counts {counted}; {len(wrong)} such blocks")
-        lost = [place for place, counted, owned in wrong if counted and not owned]
+    def _uneven(self, uneven: dict[int, tuple[int, int]]) -> None:
+        block, (counted, owned) = next(iter(uneven.items()))
+        self._accuse("KV-1", f"block {block} has {owned} owners and counts {counted}; {len(uneven)} such blocks")
+        lost = [block for block, (counted, owned) in uneven.items() if counted and not owned]
         if lost:
             self._accuse("KV-2", f"{len(lost)} blocks are held for nobody, block {lost[0]} first")
 

@@ -46,19 +46,22 @@ class Books:
         return list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
 
     def references(self) -> list[int]:
-        """How many owners each block says it has. The null block is left out: it may stand in any table."""
+        """How many owners each block says it has; none for the null block, which may stand in any table."""
         counts = [block.ref_cnt for block in self._pool.blocks]
-        del counts[self._pool.null_block.block_id]
+        counts[self._pool.null_block.block_id] = 0
         return counts
 
-    def ownership(self) -> list[int]:
-        """How many owners each block really has. The null block is left out."""
-        owners = [0] * len(self._pool.blocks)
+    def census(self) -> tuple[int, dict[int, tuple[int, int]]]:
+        """How many blocks say that nobody owns them, and the blocks that are wrong about their owners: what they say,
+        and how many own them."""
+        references = self.references()
+        excess = references.copy()
         for blocks in (*self._tables.values(), *(deferred for _, deferred in self.scheduler.deferred_frees), self.held):
             for block in blocks:
-                owners[block.block_id] += 1
-        del owners[self._pool.null_block.block_id]
-        return owners
+                excess[block.block_id] -= 1
+        excess[self._pool.null_block.block_id] = 0
+        uneven = {block: (references[block], references[block] - more) for block, more in enumerate(excess) if more}
+        return references.count(0) - 1, uneven
 
     def orphans(self) -> list[str]:
         """Requests that own KV blocks and no longer exist."""
