@@ -55,6 +55,41 @@ class RequestView(Protocol):
         """The class of work that the client or the router gave it, if that is a well-formed name."""
         ...
 
+    @property
+    def session(self) -> str | None:
+        """The conversation that it is a turn of, where the client or the router named one."""
+        ...
+
+
+class Blocks(Protocol):
+    """KV blocks as a request left them; nothing is kept from being reused by knowing them."""
+
+    def __len__(self) -> int: ...
+
+
+class PoolView(Protocol):
+    """The pool of KV blocks. Free blocks still hold the prefix cache, and are reused in the order they came in."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_taken(self) -> int:
+        """Free blocks taken into use since somebody first looked at the pool."""
+        ...
+
+    def blocks_of(self, request: RequestView) -> Blocks:
+        """The blocks of ``request`` that the prefix cache knows."""
+        ...
+
+    def refresh(self, blocks: Blocks) -> int:
+        """Put those of ``blocks`` that are free, and hold what they held, behind all other free blocks.
+
+        Returns how many still hold what they held, in use or not; the others are forgotten.
+        """
+        ...
+
 
 class EngineView(Protocol):
     """An engine, as a policy sees it while the scheduler runs."""
@@ -80,6 +115,9 @@ class EngineView(Protocol):
     def last_batch(self) -> BatchReport:
         """Of the step before this one; known only where a policy plans steps."""
         ...
+
+    @property
+    def pool(self) -> PoolView: ...
 
     def num_active(self, job_classes: Collection[str]) -> int:
         """Requests of these classes that hold KV. Looks at every running request."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from schedloom.core.views import BatchReport, RequestView, ReusableKV
+from schedloom.core.views import BatchReport, Blocks, RequestView, ReusableKV
 
 
 @dataclass
@@ -15,6 +15,34 @@ class FakeRequest:
     num_computed_tokens: int = 0
     is_local_attempt: bool = False
     job_class: str | None = None
+    session: str | None = None
+
+
+class FakeBlocks(list[int]):
+    """Numbers of blocks."""
+
+
+@dataclass
+class FakePool:
+    """A pool that loses what ``lost`` names, and notes what is refreshed."""
+
+    num_blocks: int = 1000
+    num_free: int = 1000
+    num_taken: int = 0
+    size: int = 10
+    refreshed: list[list[int]] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)
+    made: int = 0
+
+    def blocks_of(self, request: RequestView) -> Blocks:
+        self.made += self.size
+        return FakeBlocks(range(self.made - self.size, self.made))
+
+    def refresh(self, blocks: Blocks) -> int:
+        assert isinstance(blocks, FakeBlocks)
+        blocks[:] = [block for block in blocks if block not in self.lost]
+        self.refreshed.append(list(blocks))
+        return len(blocks)
 
 
 @dataclass
@@ -25,6 +53,7 @@ class FakeEngine:
     num_decoding: int = 0
     num_prefilling: int = 0
     last_batch: BatchReport = field(default_factory=BatchReport)
+    pool: FakePool = field(default_factory=FakePool)
     active: int = 0
     looked_up: list[str] = field(default_factory=list)
 

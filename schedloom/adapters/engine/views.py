@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from itertools import chain
 from typing import Any
 
+from schedloom.adapters.engine.pool import VllmPoolView
 from schedloom.core.views import BatchReport, ReusableKV
 from schedloom.core.wire import is_local_attempt, job_class
 
@@ -60,6 +61,10 @@ class VllmRequestView:
     def job_class(self) -> str | None:
         return job_class_of(self.raw)
 
+    @property
+    def session(self) -> str | None:
+        return self.raw.session_id  # type: ignore[no-any-return]
+
 
 class VllmEngineView:
     """A vLLM ``Scheduler`` and its KV connector, through the interfaces that vLLM gives them.
@@ -68,12 +73,13 @@ class VllmEngineView:
     same iteration of its loop, so that no prefix is walked twice.
     """
 
-    __slots__ = ("_hit", "_hit_of", "_num_prefilling", "_scheduler", "clock", "last_batch")
+    __slots__ = ("_hit", "_hit_of", "_num_prefilling", "_pool", "_scheduler", "clock", "last_batch")
 
     def __init__(self, scheduler: Any) -> None:
         self.last_batch = BatchReport()
         self.clock: Callable[[], float] = time.monotonic
         self._scheduler = scheduler
+        self._pool: VllmPoolView | None = None
         self._hit: CacheHit | None = None
         self._hit_of: Any = None
         self._num_prefilling: int | None = None
@@ -97,6 +103,12 @@ class VllmEngineView:
         if self._num_prefilling is None:
             self._num_prefilling = sum(request.is_prefill_chunk for request in self._scheduler.running)
         return self._num_prefilling
+
+    @property
+    def pool(self) -> VllmPoolView:
+        if self._pool is None:
+            self._pool = VllmPoolView(self._scheduler.kv_cache_manager)
+        return self._pool
 
     def num_active(self, job_classes: Collection[str]) -> int:
         holding = chain(self._scheduler.running, self._scheduler.kv_holding_waiting)
