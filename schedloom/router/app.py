@@ -12,6 +12,7 @@ from schedloom import __version__
 from schedloom.core.composition import compose
 from schedloom.router.attempts import Attempts
 from schedloom.router.client import HttpUpstream
+from schedloom.router.dialect import DIALECTS
 from schedloom.router.endpoint import Door, Generation
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import build_fleet
@@ -25,8 +26,6 @@ from schedloom.router.sessions import MemorySessions, SessionStore
 from schedloom.router.settings import RouterSettings
 from schedloom.router.tenants import Tenants
 from schedloom.router.upstream import Upstream
-
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 
 
 class RouterApp:
@@ -84,7 +83,7 @@ class RouterApp:
             "/metrics": _Page(self._metrics_page),
             "/v1/models": _Page(self._models, self.door.tenants),
         }
-        generation = {path: (("POST",), Generation(path, self.door)) for path in GENERATION_PATHS}
+        generation = {path: (("POST",), Generation(path, self.door)) for path in DIALECTS}
         return generation | {path: (("GET", "HEAD"), page) for path, page in pages.items()}
 
     def _models(self) -> _Content:

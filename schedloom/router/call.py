@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from schedloom.core.routing import RouteRequest
 from schedloom.router.body import GenerationBody
+from schedloom.router.dialect import DIALECTS
 from schedloom.router.headers import ClientHeaders, session_of, session_value
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tenants import EVERYBODY, Tenant
@@ -23,6 +24,10 @@ class Call:
     key: SessionKey | None
 
     @property
+    def splittable(self) -> bool:
+        return DIALECTS[self.path].split and self.body.splittable
+
+    @property
     def session_header(self) -> list[Header]:
         return [] if self.session is None else [(b"x-session-id", session_value(self.session))]
 
@@ -32,7 +37,7 @@ class Call:
             model=self.body.model,
             session=self.session,
             body_bytes=len(self.body.raw),
-            splittable=self.body.splittable,
+            splittable=self.splittable,
         )
 
 
@@ -40,7 +45,7 @@ def read_call(path: str, headers: ClientHeaders, raw: bytes, tenant: Tenant = EV
     """Raises Failure (400) for what cannot be understood."""
     body = GenerationBody(raw, tenant.salt)
     session = session_of(headers, body.conversation)
-    if session is None:
+    if session is None or not DIALECTS[path].turn:
         return Call(path, body, headers, None, None)
     key = SessionKey(tenant.name, body.model, session)
     return Call(path, body, headers, tenant.session(session), key)

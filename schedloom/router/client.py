@@ -52,12 +52,14 @@ class HttpUpstream:
         if kept is not None:
             exchange = self._dispatch(kept, request)
             try:
-                return await _answered(exchange)
+                await exchange.head()
+                return exchange
             except BrokenOff:
                 if exchange.started:
                     raise
-        fresh = await self._connect(request)
-        return await _answered(self._dispatch(fresh, request))
+        exchange = self._dispatch(await self._connect(request), request)
+        await exchange.head()
+        return exchange
 
     async def close(self) -> None:
         for opening in tuple(self._opening):
@@ -134,15 +136,6 @@ class HttpUpstream:
             raise ConnectFailed(f"{origin}: {error.strerror or error}") from error
         self._open.add(connection)
         return connection
-
-
-async def _answered(exchange: Exchange) -> Exchange:
-    try:
-        await exchange.head()
-    except BaseException:
-        exchange.close()
-        raise
-    return exchange
 
 
 @functools.cache

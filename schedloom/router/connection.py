@@ -54,8 +54,13 @@ class Exchange:
         self._timer = self._loop.call_later(soonest, self._check_silence)
 
     async def head(self) -> None:
-        while not self._head_complete:
-            await self._progress()
+        """Wait for the answer's head; whatever else comes instead closes the exchange."""
+        try:
+            while not self._head_complete:
+                await self._progress()
+        except BaseException:
+            self.close()
+            raise
 
     async def read(self) -> bytes:
         while not self._chunks and not self._complete:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from schedloom.router.call import read_call
+from schedloom.router.dialect import DIALECTS
 from schedloom.router.failures import Failure
 from schedloom.router.gate import Gate
 from schedloom.router.headers import ClientHeaders
@@ -43,7 +44,7 @@ class Generation:
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send)
+        reply = Reply(send, DIALECTS[self._path])
         metrics = self._door.metrics
         begun = time.perf_counter()
         reply.on_start = lambda: metrics.began(reply.decision, time.perf_counter() - begun)

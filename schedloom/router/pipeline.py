@@ -43,10 +43,19 @@ class Pipeline:
         self._complained: set[str] = set()
 
     async def serve(self, call: Call, reply: Reply) -> Outcome:
-        owner = await self._owner(call)
+        if self._planners:
+            return await self._serve_planned(call, reply)
+        if call.splittable:
+            return await self._attempts.prefill_decode(call, reply, "pd")
+        return await self._attempts.decode(call, reply)
+
+    async def _serve_planned(self, call: Call, reply: Reply) -> Outcome:
         reply.on_success = lambda: self._bind(call, reply)
-        if not call.body.splittable:
-            return await self._attempts.decode(call, reply)
+        owner = await self._owner(call)
+        if not call.splittable:
+            home = None if owner is None else self._fleet.find(owner.worker)
+            target = None if owner is None or home is None else Target.of(home, owner.rank)
+            return await self._attempts.decode(call, reply, target)
         attempt = self._cheapest(call, owner)
         target = self._target(attempt)
         if attempt.route is Route.DECODE:
@@ -95,8 +104,6 @@ class Pipeline:
 
     def _cheapest(self, call: Call, owner: SessionOwner | None) -> Attempt:
         """The best attempt of all policies; ordinary prefill/decode when there is none."""
-        if not self._planners:
-            return _PLAIN
         possible = filter(self._is_possible, self._planned(call, owner))
         return min(possible, key=lambda attempt: attempt.expected_cost, default=_PLAIN)
 

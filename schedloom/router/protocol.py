@@ -57,8 +57,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._arrived()
         self._in_head, self._in_body = False, True
-        self._head_bytes = 0
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.max_header_bytes:
+        received, self._head_bytes = self._head_bytes, 0
+        if received > self.max_header_bytes and self._head_size() > self.max_header_bytes:
             self._refuse_head()
         else:
             self.scope[CONNECTION] = self  # type: ignore[literal-required]
@@ -73,6 +73,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head, self._in_body = True, False
         if not self.transport.is_closing():
             super().on_message_complete()
+
+    def _head_size(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def watched_by(self, on_lost: Callable[[], None] | None) -> bool:
         self._on_lost = on_lost

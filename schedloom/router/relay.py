@@ -12,7 +12,7 @@ from schedloom.router.failures import Failure
 from schedloom.router.headers import answered
 from schedloom.router.opening import Beginning, StreamOpening, rejection_in
 from schedloom.router.reply import Reply
-from schedloom.router.sse import EventFramer, is_end, parsed, tells_an_error, without_transfer_parameters
+from schedloom.router.sse import EventFramer, parsed, tells_an_error, without_transfer_parameters
 from schedloom.router.upstream import UpstreamError, UpstreamResponse, header, read_all
 
 
@@ -73,7 +73,7 @@ class _Stream:
         if events is None:
             return Outcome.REJECTED
         await self._reply.start_stream(answered(self._response.headers))
-        while not is_end(events):
+        while not self._reply.dialect.ends(events):
             if events:
                 await self._reply.write(self._checked(events))
             chunk = await self._response.read()

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from starlette.types import Send
 
 from schedloom.core.routing import SessionOwner
+from schedloom.router.dialect import COMPLETIONS, Dialect
 from schedloom.router.failures import Failure, error_body
 from schedloom.router.headers import DECISION_HEADER, DECODER_HEADER, REQUEST_ID_HEADER
-from schedloom.router.sse import event_of
 from schedloom.router.upstream import Header
 
 JSON = (b"content-type", b"application/json")
@@ -22,7 +22,8 @@ class Reply:
     complete, before its last bytes leave: whoever reads the end may rely on what was recorded.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, dialect: Dialect = COMPLETIONS) -> None:
+        self.dialect = dialect
         self.started = False
         self.ended = False
         self.succeeded = False
@@ -73,11 +74,11 @@ class Reply:
         if not self.started:
             await self.fail(failure)
         elif not self.ended:
-            await self.end(event_of(failure.body))
+            await self.end(self.dialect.error(failure.body))
 
     async def break_off(self, message: str, code: str) -> None:
         """End a stream with an error event: what was delivered is not a complete answer."""
-        await self.end(event_of(error_body(502, message, code)))
+        await self.end(self.dialect.error(error_body(502, message, code)))
 
     async def _start(self, status: int, headers: Iterable[Header]) -> None:
         self.started = True

@@ -72,7 +72,7 @@ def tells_an_error(events: bytes) -> bool:
 
     Within a JSON string the quotes would be escaped, so that a model's own words are never taken for one.
     """
-    return b'data: {"error"' in events or b'data:{"error"' in events
+    return b'data: {"error"' in events or b'data:{"error"' in events or b"event: error\n" in events
 
 
 def without_transfer_parameters(events: bytes) -> bytes:
