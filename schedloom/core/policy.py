@@ -19,6 +19,8 @@ class Requirements:
 
     decoder: bool = False
     prefix_caching: bool = False
+    preempted_kv: bool = False
+    """A KV connector that can save the KV of preempted requests."""
 
     @property
     def needed(self) -> list[str]:

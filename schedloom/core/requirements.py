@@ -25,4 +25,9 @@ def _complaint(needs: Requirements, engine: EngineContract) -> str | None:
         )
     if needs.prefix_caching and not engine.prefix_caching:
         return "needs the prefix cache: start the engine with --enable-prefix-caching"
+    if needs.preempted_kv and not engine.saves_preempted_kv:
+        return (
+            "needs a KV connector that saves preempted requests: name PreemptOffloadConnector in --kv-transfer-config, "
+            "alone or among the connectors of a MultiConnector"
+        )
     return None

@@ -72,6 +72,7 @@ class EngineContract(BaseModel):
     kv_connector: str | None = None
     kv_lease_seconds: Annotated[float, Field(gt=0)] | None = None
     bidirectional_kv: bool = False
+    saves_preempted_kv: bool = False
     data_parallel_size: Annotated[int, Field(ge=1)] = 1
     max_model_len: int | None = None
     model_runner: Literal["v1", "v2"] | None = None

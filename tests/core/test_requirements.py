@@ -6,6 +6,7 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.core.requirements import check_requirements
 from schedloom.core.wire import EngineContract, Role
 from schedloom.policies.append_prefill import AppendPrefill
+from schedloom.policies.offload_restore import OffloadRestore
 
 
 def engine(role: Role, prefix_caching: bool = True) -> EngineContract:
@@ -26,3 +27,8 @@ def test_another_role_is_refused(role: Role) -> None:
 def test_prefix_caching_off_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--enable-prefix-caching"):
         check_requirements([AppendPrefill()], engine(Role.CONSUMER, prefix_caching=False))
+
+
+def test_nothing_can_be_restored_without_a_store() -> None:
+    with pytest.raises(ConfigurationError, match="name PreemptOffloadConnector in --kv-transfer-config"):
+        check_requirements([OffloadRestore()], engine(Role.CONSUMER))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
+from schedloom.adapters.engine.offload import CONNECTOR
 from schedloom.adapters.engine.settings import engine_section
 from schedloom.core.wire import EngineContract, Role
 
@@ -17,6 +18,8 @@ _ROLES = {"kv_producer": Role.PRODUCER, "kv_consumer": Role.CONSUMER, "kv_both":
 def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: str = "starting") -> EngineContract:
     """The contract of an engine with this ``VllmConfig``, served under the names ``models``."""
     transfer = vllm_config.kv_transfer_config
+    connectors = _connectors(transfer)
+    nixl = next((extra for name, extra in connectors.items() if "Nixl" in name), None)
     return EngineContract(
         epoch=epoch,
         role=_ROLES.get(transfer.kv_role, Role.NONE) if transfer else Role.NONE,
@@ -24,8 +27,9 @@ def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: st
         block_size=vllm_config.cache_config.block_size,
         prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
         kv_connector=transfer.kv_connector if transfer else None,
-        kv_lease_seconds=_lease_seconds(transfer),
-        bidirectional_kv=bool(_extra(transfer, "bidirectional_kv_xfer", False)),
+        kv_lease_seconds=None if nixl is None else float(nixl.get("kv_lease_duration", NIXL_DEFAULT_LEASE_SECONDS)),
+        bidirectional_kv=bool(nixl and nixl.get("bidirectional_kv_xfer")),
+        saves_preempted_kv=CONNECTOR in connectors,
         data_parallel_size=_reachable_ranks(vllm_config.parallel_config),
         max_model_len=vllm_config.model_config.max_model_len,
         model_runner="v2" if vllm_config.use_v2_model_runner else "v1",
@@ -35,14 +39,15 @@ def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: st
     )
 
 
-def _extra(transfer: Any, key: str, default: Any) -> Any:
-    return transfer.get_from_extra_config(key, default) if transfer else default
-
-
-def _lease_seconds(transfer: Any) -> float | None:
-    if transfer is None or "Nixl" not in (transfer.kv_connector or ""):
-        return None
-    return float(_extra(transfer, "kv_lease_duration", NIXL_DEFAULT_LEASE_SECONDS))
+def _connectors(transfer: Any) -> dict[str, dict[str, Any]]:
+    """The extra configuration of each KV connector by its name, of those that a MultiConnector combines too."""
+    if transfer is None:
+        return {}
+    extra = transfer.kv_connector_extra_config or {}
+    children = {
+        each["kv_connector"]: each.get("kv_connector_extra_config") or {} for each in extra.get("connectors", [])
+    }
+    return {transfer.kv_connector: extra, **children}
 
 
 def _reachable_ranks(parallel: Any) -> int:

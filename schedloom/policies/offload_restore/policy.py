@@ -9,7 +9,7 @@ from pydantic import Field
 
 from schedloom.core.decisions import Recovery
 from schedloom.core.hookspecs import hookimpl
-from schedloom.core.policy import Policy, PolicySettings
+from schedloom.core.policy import Policy, PolicySettings, Requirements
 from schedloom.core.views import RequestView
 
 WAYS = (Recovery.OFFLOAD, Recovery.RECOMPUTE)
@@ -27,6 +27,7 @@ class OffloadRestore(Policy):
 
     name = "offload_restore"
     Settings = OffloadRestoreSettings
+    requires = Requirements(preempted_kv=True)
     settings: OffloadRestoreSettings
 
     @hookimpl
