@@ -60,7 +60,8 @@ class Books:
             for block in blocks:
                 excess[block.block_id] -= 1
         excess[self._pool.null_block.block_id] = 0
-        uneven = {block: (references[block], references[block] - more) for block, more in enumerate(excess) if more}
+        wrong = [block for block, more in enumerate(excess) if more] if any(excess) else []
+        uneven = {block: (references[block], references[block] - excess[block]) for block in wrong}
         return references.count(0) - 1, uneven
 
     def orphans(self) -> list[str]:
