@@ -48,6 +48,7 @@ def contract_of(cell: Cell) -> EngineContract:
         block_size=cell.block_size,
         prefix_caching=cell.prefix_caching,
         kv_connector="PullConnector" if cell.connects else None,
+        saves_preempted_kv=cell.offload,
         max_model_len=cell.max_model_len,
         model_runner=cell.runner,
     )
@@ -63,7 +64,7 @@ class Judge:
 
     def refusal(self, cell: Cell) -> str | None:
         """The reason why ``cell`` is refused, or None. Raises what composition raises beside its own error."""
-        key = (cell.policies, cell.role, cell.connects, cell.prefix_caching, cell.runner, cell.priority)
+        key = (cell.policies, cell.role, cell.offload, cell.prefix_caching, cell.runner, cell.priority)
         if key not in self._judged:
             self._judged[key] = self._refusal(cell)
         return self._judged[key]

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from schedloom.core.composition import PolicyChoice, PolicySet, compose
+from schedloom.core.errors import ConfigurationError
 from schedloom.core.hooks import hooks_of
 from schedloom.core.hookspecs import EngineHooks
 from schedloom.core.registry import Registry
@@ -41,10 +42,23 @@ def build(names: Sequence[str], registry: Registry | None = None) -> PolicySet:
 
 
 def engine_policies(registry: Registry | None = None) -> list[str]:
-    """The installed policies that an engine calls."""
+    """The installed policies that an engine calls. One that cannot be loaded is left out: see ``unloadable``."""
     registry = registry or _installed()
-    hooks = {name: hooks_of(registry.load(name)) for name in registry.names()}
+    broken = unloadable(registry)
+    hooks = {name: hooks_of(registry.load(name)) for name in registry.names() if name not in broken}
     return [name for name, implemented in hooks.items() if any(hasattr(EngineHooks, hook) for hook in implemented)]
+
+
+def unloadable(registry: Registry | None = None) -> dict[str, str]:
+    """The installed policies that cannot be loaded, with the reason."""
+    registry = registry or _installed()
+    reasons: dict[str, str] = {}
+    for name in registry.names():
+        try:
+            registry.load(name)
+        except ConfigurationError as error:
+            reasons[name] = str(error)
+    return reasons
 
 
 @cache

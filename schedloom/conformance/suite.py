@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import version
 from multiprocessing import get_context
 
-from schedloom.conformance import composition, coverage, covering, examination
+from schedloom.conformance import composition, coverage, covering, examination, subjects
 from schedloom.conformance.cells import Cell, legal_cells
 from schedloom.conformance.laboratory import Laboratory, load_laboratory
 from schedloom.conformance.mutants import MUTANTS
@@ -54,7 +54,7 @@ def run(order: Order) -> RunResult:
     found = composition.examine(cells_of(order))
     if "T0" in order.tiers:
         result.composed = len(found.accepted) + len(found.refused)
-        result.composition, result.refusals = found.violations, found.refusals
+        result.composition, result.refusals = [*found.violations, *_unloadable(order)], found.refusals
     if "T2" in order.tiers:
         _examine_cells(order, found.accepted, until, result)
     if "mutants" in order.tiers and order.cell is None:
@@ -67,6 +67,12 @@ def run(order: Order) -> RunResult:
 
 def empty_result(order: Order) -> RunResult:
     return RunResult(order.subject, order.profile, list(order.tiers), order.first_seed, _environment(order))
+
+
+def _unloadable(order: Order) -> list[Violation]:
+    """A run over everything that is installed fails for what cannot be loaded; a run over one subject does not."""
+    broken = subjects.unloadable() if order.subject is None else {}
+    return [Violation("COMP-2", reason, 0) for reason in broken.values()]
 
 
 def cells_of(order: Order) -> list[Cell]:

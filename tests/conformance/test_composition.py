@@ -1,5 +1,6 @@
 """T0: what it finds in sets of policies that are good, and that it notices those that are not."""
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from schedloom import Policy, hookimpl
 from schedloom.conformance import composition
 from schedloom.conformance.cells import Cell, legal_cells
+from schedloom.conformance.laboratory import Laboratory
+from schedloom.conformance.trial import open_bench
 from schedloom.core.claims import Claims
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.registry import Registry
@@ -96,3 +99,18 @@ def test_a_subject_is_in_every_set(subject: str) -> None:
 def test_a_decoder_policy_is_refused_on_a_prefiller() -> None:
     reason = composition.Judge().refusal(Cell(policies=("append_prefill",), role="producer"))
     assert reason is not None and "append_prefill" in reason
+
+
+def test_engines_refuse_what_t0_refuses(laboratory: Laboratory) -> None:
+    """Of every policy alone a few cells of either kind: T0 judges without an engine, and must not judge otherwise."""
+    judge = composition.Judge()
+    alone = [chosen for chosen in composition.policy_sets(None) if len(chosen) == 1]
+    for policies in alone:
+        cells = [cell for cell in legal_cells([policies]) if not cell.zeroing and cell.recompute_failed_loads]
+        for cell in random.Random(0).sample(cells, 4):
+            try:
+                open_bench(laboratory, cell).close()
+                refused = False
+            except ConfigurationError:
+                refused = True
+            assert refused == (judge.refusal(cell) is not None), cell.label()
