@@ -47,9 +47,9 @@ class RouterApp:
         self.sessions = sessions or MemorySessions(settings.session_capacity, settings.session_idle_seconds, clock)
         self._upstream = upstream or HttpUpstream(settings.connect_timeout_seconds)
         self.membership = Membership(self.fleet, self._upstream, settings)
-        attempts = Attempts(self._upstream, self.fleet, self.membership.suspect, settings, self.metrics, clock)
+        self._attempts = Attempts(self._upstream, self.fleet, self.membership.suspect, settings, self.metrics, clock)
         policies = compose(settings.choices)
-        pipeline = Pipeline(attempts, self.fleet, self.sessions, policies, self.metrics, settings)
+        pipeline = Pipeline(self._attempts, self.fleet, self.sessions, policies, self.metrics, settings)
         gate = Gate(settings.max_in_flight, settings.max_waiting, settings.waiting_timeout_seconds)
         self.door = Door(settings, pipeline, Tenants(settings), gate, self.metrics)
         self._created = int(time.time())
@@ -65,6 +65,7 @@ class RouterApp:
 
     async def close(self) -> None:
         await self.membership.close()
+        await self._attempts.close()
         await self._upstream.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

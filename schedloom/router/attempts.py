@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import secrets
 from collections.abc import Callable, Collection
@@ -59,6 +61,7 @@ class _Dispatch:
     request_id: str
     body: bytes
     dispatch_by: float | None = None
+    on_late_answer: Callable[[int, bytes], None] | None = None
 
 
 class Attempts:
@@ -80,6 +83,7 @@ class Attempts:
         self._metrics = metrics
         self._budget = RetryBudget(clock)
         self._engine_authorization = _bearer(settings)
+        self._releases: set[asyncio.Task[None]] = set()
 
     async def append(self, call: Call, reply: Reply, target: Target) -> Outcome:
         """Ask a Decoder to reuse what it holds; it may turn the request away."""
@@ -139,7 +143,9 @@ class Attempts:
 
     async def _prefill(self, call: Call, source: Target, request_id: str) -> dict[str, Any]:
         """The transfer parameters for the Decoder. Raises Failure with the Prefiller's own error."""
-        request = self._request(call, _Dispatch(source, request_id, call.body.for_prefiller()))
+        release = functools.partial(self._release, call, request_id)
+        prefill = _Dispatch(source, request_id, call.body.for_prefiller(), on_late_answer=release)
+        request = self._request(call, prefill)
         with source.worker.serving(source.rank) as service:
             try:
                 response = await self._upstream.send(request)
@@ -153,11 +159,39 @@ class Attempts:
             service.answered(response)
         if response.status != 200:
             raise Failure(response.status, body, answered(response.headers))
-        parameters = parsed(body).get("kv_transfer_params")
-        if not isinstance(parameters, dict) or not parameters:
+        parameters = _transfer_parameters(body)
+        if parameters is None:
             message = "The Prefiller answered without transfer parameters; it does not run as a KV producer."
             raise Failure.own(502, message, "no_transfer_parameters")
         return parameters
+
+    def _release(self, call: Call, request_id: str, status: int, body: bytes) -> None:
+        """The Prefiller was done when its client left: a Decoder takes the KV over, or it would be kept to no
+        end.
+        """
+        parameters = _transfer_parameters(body) if status == 200 else None
+        if parameters is not None:
+            task = asyncio.get_running_loop().create_task(self._take_over(call, request_id, parameters))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def _take_over(self, call: Call, request_id: str, parameters: dict[str, Any]) -> None:
+        with contextlib.suppress(UpstreamError, Failure):
+            target = Target.of(self._fleet.choose_decoder())
+            dispatch_by = self._now() + self._settings.handoff_timeout_seconds
+            body = call.body.for_release(parameters)
+            with target.worker.serving(target.rank):
+                request = self._request(call, _Dispatch(target, request_id, body, dispatch_by))
+                response = await self._upstream.send(request)
+                try:
+                    await read_all(response)
+                finally:
+                    response.close()
+
+    async def close(self) -> None:
+        for task in self._releases:
+            task.cancel()
+        await asyncio.gather(*self._releases, return_exceptions=True)
 
     async def _generate(
         self, call: Call, reply: Reply, dispatch: _Dispatch, decision: str, *, local: bool = False
@@ -193,6 +227,7 @@ class Attempts:
             first_byte_timeout=self._settings.first_byte_timeout_seconds,
             silence_timeout=self._settings.silence_timeout_seconds,
             dispatch_by=dispatch.dispatch_by,
+            on_late_answer=dispatch.on_late_answer,
             settle_seconds=0.0 if dispatch.dispatch_by is None else self._settings.handoff_settle_seconds,
         )
 
@@ -224,6 +259,11 @@ class Attempts:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _transfer_parameters(body: bytes) -> dict[str, Any] | None:
+    parameters = parsed(body).get("kv_transfer_params")
+    return parameters if isinstance(parameters, dict) and parameters else None
 
 
 def new_request_id() -> str:

@@ -75,14 +75,21 @@ class GenerationBody:
     def streaming(self) -> bool:
         return self.fields.get("stream") is True
 
+    def for_release(self, transfer_parameters: dict[str, Any]) -> bytes:
+        """The least that makes a Decoder take over KV that nobody needs any more."""
+        return self._one_token(transfer_parameters)
+
     def for_prefiller(self) -> bytes:
         """A request that computes the prompt's KV, keeps it for a Decoder and stops after one token.
 
         End-of-sequence is ignored, because a Prefiller hands over KV only of a request that its length limit
         ended.
         """
+        return self._one_token(_REMOTE_DECODE)
+
+    def _one_token(self, transfer_parameters: dict[str, Any]) -> bytes:
         fields = {key: value for key, value in self.fields.items() if key not in _NOT_FOR_PREFILLERS}
-        fields.update(max_tokens=1, stream=False, n=1, ignore_eos=True, kv_transfer_params=_REMOTE_DECODE)
+        fields.update(max_tokens=1, stream=False, n=1, ignore_eos=True, kv_transfer_params=transfer_parameters)
         if "max_completion_tokens" in fields:
             fields["max_completion_tokens"] = 1
         return written(fields)

@@ -11,6 +11,7 @@ import httptools
 from schedloom.router.upstream import BrokenOff, Header, TimedOut, UpstreamError, UpstreamRequest
 
 _READ_AHEAD = 256 * 1024
+_LISTEN_SECONDS = 1.0
 
 
 class Exchange:
@@ -18,11 +19,13 @@ class Exchange:
 
     __slots__ = (
         "_abandoned",
+        "_all",
         "_body_begun",
         "_buffered",
         "_chunks",
         "_complete",
         "_connection",
+        "_end_was_read",
         "_error",
         "_head_complete",
         "_last_activity",
@@ -43,11 +46,13 @@ class Exchange:
         self._loop = connection.loop
         self._waiter: asyncio.Future[None] | None = None
         self._chunks: list[bytes] = []
+        self._all: list[bytes] = []
         self._buffered = 0
         self._head_complete = False
         self._body_begun = False
         self._abandoned = False
         self._complete = False
+        self._end_was_read = False
         self._error: UpstreamError | None = None
         self._last_activity = self._sent_at = self._loop.time()
         soonest = min(request.first_byte_timeout, request.silence_timeout)
@@ -66,6 +71,7 @@ class Exchange:
         while not self._chunks and not self._complete:
             await self._progress()
         chunks, self._chunks = self._chunks, []
+        self._end_was_read = not chunks
         if self._buffered > _READ_AHEAD:
             self._connection.resume()
         self._buffered = 0
@@ -73,14 +79,29 @@ class Exchange:
 
     def close(self) -> None:
         self._timer.cancel()
-        if self._complete or self._abandoned:
+        if self._abandoned or self._end_was_read:
             return
         self._abandoned = True
+        if self._complete:
+            self._tell_late_answer()
+        elif self._error is not None:
+            self._connection.abort()
+        elif self._request.on_late_answer is not None:
+            self._connection.say_goodbye()
+            self._timer = self._loop.call_later(_LISTEN_SECONDS, self._connection.abort)
+        else:
+            self._settle()
+
+    def _settle(self) -> None:
         settled_at = self._sent_at + self._request.settle_seconds
-        if self._body_begun or self._error is not None or settled_at <= self._loop.time():
+        if self._body_begun or settled_at <= self._loop.time():
             self._connection.abort()
         else:
             self._timer = self._loop.call_at(settled_at, self._connection.abort)
+
+    def _tell_late_answer(self) -> None:
+        if self._request.on_late_answer is not None:
+            self._request.on_late_answer(self.status, b"".join(self._all))
 
     async def _progress(self) -> None:
         if self._error is not None:
@@ -129,7 +150,9 @@ class Exchange:
         self._wake()
 
     def body_arrived(self, data: bytes) -> None:
-        if self._abandoned:
+        if self._request.on_late_answer is not None:
+            self._all.append(data)
+        elif self._abandoned:
             self._timer.cancel()
             self._connection.abort()
             return
@@ -145,6 +168,8 @@ class Exchange:
         self._complete = True
         self._timer.cancel()
         self._wake()
+        if self._abandoned:
+            self._tell_late_answer()
 
     def fail(self, error: UpstreamError) -> None:
         if self._complete or self._error is not None:
@@ -194,6 +219,12 @@ class Connection(asyncio.Protocol):
     def resume(self) -> None:
         if self.is_open:
             self._transport.resume_reading()  # type: ignore[union-attr]
+
+    def say_goodbye(self) -> None:
+        """Nothing more will be asked; what was answered already is still heard."""
+        if self.is_open:
+            self._transport.write_eof()  # type: ignore[union-attr]
+            self.resume()
 
     def abort(self) -> None:
         if self._transport is not None:

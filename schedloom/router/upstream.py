@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +38,9 @@ class UpstreamRequest:
 
     A cancelled request with ``settle_seconds`` is dispatched nevertheless, and its connection is closed only
     when its answer's body begins or that long after the dispatch: the engine has surely taken it up by then.
+
+    ``on_late_answer`` is called with the status and body of an answer that an engine had given before it
+    noticed that its request was cancelled.
     """
 
     origin: str
@@ -49,6 +52,7 @@ class UpstreamRequest:
     silence_timeout: float = 300.0
     dispatch_by: float | None = None
     settle_seconds: float = 0.0
+    on_late_answer: Callable[[int, bytes], None] | None = None
 
 
 class UpstreamResponse(Protocol):

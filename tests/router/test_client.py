@@ -373,3 +373,55 @@ async def test_a_hand_over_is_made_even_when_cancelled_before_it_is_connected(up
             task.cancel()
             await asyncio.sleep(0.1)
             assert len(server.asked) == asked
+
+
+@pytest.mark.parametrize("sent_before_leaving", [True, False])
+async def test_an_answer_given_before_the_engine_noticed_is_still_heard(
+    upstream: HttpUpstream, sent_before_leaving: bool
+) -> None:
+    """The engine answers when it is told that its client left: it had finished already."""
+    heard: list[tuple[int, bytes]] = []
+    asked = asyncio.Event()
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"body")
+        asked.set()
+        if not sent_before_leaving:
+            assert await reader.read() == b""
+        writer.write(OK)
+
+    async with raw_server(server) as origin:
+        listening = UpstreamRequest(
+            origin, "POST", "/x", [], b"body", on_late_answer=lambda status, body: heard.append((status, body))
+        )
+        task = asyncio.create_task(upstream.send(listening))
+        await asked.wait()
+        task.cancel()
+        await asyncio.sleep(0.1)
+    assert heard == [(200, b"ok")]
+
+
+async def test_an_engine_that_had_not_finished_is_cancelled_at_once(upstream: HttpUpstream) -> None:
+    heard: list[object] = []
+    server = Server([])
+    async with raw_server(server) as origin:
+        listening = UpstreamRequest(origin, "POST", "/x", [], b"body", on_late_answer=lambda *said: heard.append(said))
+        task = asyncio.create_task(upstream.send(listening))
+        while not server.asked:
+            await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.wait_for(server.lost.wait(), 0.5)
+    assert heard == []
+
+
+async def test_an_answer_that_was_read_is_not_late(upstream: HttpUpstream) -> None:
+    heard: list[object] = []
+    async with raw_server(Server(CHUNKED, OK)) as origin:
+        for _ in range(2):
+            request = UpstreamRequest(
+                origin, "POST", "/x", [], b"body", on_late_answer=lambda *said: heard.append(said)
+            )
+            response = await upstream.send(request)
+            await read_all(response)
+            response.close()
+    assert heard == []

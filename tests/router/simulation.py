@@ -1,0 +1,321 @@
+"""The whole router on a simulated clock, in front of simulated engines that fail at random.
+
+Time passes only when everybody waits, so that timeouts cost nothing. What engines would notice of each other
+(KV that is pulled after its lease, KV that nobody pulls) and what clients would notice is written down and
+checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import selectors
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from schedloom.core.wire import CONTRACT_PATH, LOCAL_ATTEMPT_KEY, REJECTION_PREFIX, Role
+from schedloom.router.app import RouterApp
+from schedloom.router.settings import router_settings
+from schedloom.router.upstream import BrokenOff, ConnectFailed, TimedOut, TooLate, UpstreamRequest
+from tests.router.client import Client, Received
+from tests.router.fakes import contract
+
+LEASE = 12.0
+HANDOFF = 10.0
+WORDS = 4
+
+Outcome = TypeVar("Outcome")
+
+
+class _InstantSelector(selectors.DefaultSelector):
+    """Waiting takes no time: it moves the clock."""
+
+    loop: SimulatedLoop
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout:
+            self.loop.now += timeout
+        return super().select(0)
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    now = 0.0
+
+    def __init__(self) -> None:
+        selector = _InstantSelector()
+        selector.loop = self
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
+
+
+def simulate(main: Coroutine[Any, Any, Outcome]) -> Outcome:
+    loop = SimulatedLoop()
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        loop.close()
+
+
+@dataclass
+class Faults:
+    """How likely an engine is to do what, for each request that reaches it."""
+
+    refuse: float = 0.0
+    error: float = 0.0
+    client_error: float = 0.0
+    full: float = 0.0
+    hang: float = 0.0
+    cut: float = 0.0
+    no_parameters: float = 0.0
+    restart: float = 0.0
+    evict: float = 0.0
+    slow: float = 0.0
+
+    @classmethod
+    def any(cls, random: random.Random) -> Faults:
+        return cls(**{name: random.choice([0, 0, 0, 0.1, 0.4]) for name in cls.__dataclass_fields__})
+
+
+@dataclass
+class SimulatedEngine:
+    """A Prefiller keeps leases by request id, a Decoder holds sessions' KV; a restart forgets both."""
+
+    origin: str
+    role: Role
+    random: random.Random
+    faults: Faults
+    lives: int = 1
+    leases: dict[str, float] = field(default_factory=dict)
+    holds: set[str] = field(default_factory=set)
+
+    @property
+    def contract(self) -> Any:
+        return contract(self.role, epoch=f"life-{self.lives}", kv_lease_seconds=LEASE)
+
+    def happens(self, fault: str) -> bool:
+        return self.random.random() < float(getattr(self.faults, fault))
+
+    def restart(self) -> None:
+        self.lives += 1
+        self.leases.clear()
+        self.holds.clear()
+
+
+@dataclass
+class Ledger:
+    """What must never be, in words, and what came in for each client's request."""
+
+    wrongs: list[str] = field(default_factory=list)
+    dispatches: dict[str, int] = field(default_factory=dict)
+    answers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+
+class SimulatedResponse:
+    on_late_answer: Callable[[int, bytes], None] | None = None
+
+    def __init__(self, steps: list[bytes | Exception], kind: bytes, status: int, wait: float) -> None:
+        self.status = status
+        self.headers = [(b"content-type", kind)]
+        self._steps = steps
+        self._said: list[bytes | Exception] = []
+        self._wait = wait
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(self._wait)
+        step = self._steps.pop(0) if self._steps else b""
+        self._said.append(step)
+        if isinstance(step, TimedOut):
+            await asyncio.sleep(300)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def close(self) -> None:
+        said = [*self._said, *self._steps]
+        if b"" not in self._said and self.on_late_answer is not None:
+            self.on_late_answer(self.status, b"".join(step for step in said if isinstance(step, bytes)))
+        self._steps.clear()
+
+
+class SimulatedUpstream:
+    def __init__(self, engines: list[SimulatedEngine], ledger: Ledger) -> None:
+        self.engines = {engine.origin: engine for engine in engines}
+        self.ledger = ledger
+
+    async def close(self) -> None:
+        return None
+
+    async def send(self, request: UpstreamRequest) -> SimulatedResponse:
+        engine = self.engines[request.origin]
+        if request.path == CONTRACT_PATH:
+            return _whole(engine.contract.model_dump(mode="json"))
+        body = json.loads(request.body)
+        label = body["label"]
+        self.ledger.dispatches[label] = self.ledger.dispatches.get(label, 0) + 1
+        try:
+            await self._reach(engine, request)
+        except asyncio.CancelledError:
+            if request.settle_seconds:
+                self._take_over(body)
+            raise
+        response = await self._answer(engine, request, body)
+        response.on_late_answer = request.on_late_answer
+        return response
+
+    async def _reach(self, engine: SimulatedEngine, request: UpstreamRequest) -> None:
+        delay = engine.random.choice([0, 0.001, 0.01]) + (engine.happens("slow") and engine.random.uniform(5, 30))
+        if request.dispatch_by is not None and self._now() + delay > request.dispatch_by:
+            await asyncio.sleep(request.dispatch_by - self._now())
+            self._excuse(request)
+            raise TooLate(request.origin)
+        await asyncio.sleep(delay)
+        if engine.happens("restart"):
+            engine.restart()
+        if engine.happens("refuse"):
+            self._excuse(request)
+            raise ConnectFailed(request.origin)
+
+    def _excuse(self, request: UpstreamRequest) -> None:
+        """A Prefiller whose Decoder cannot be reached keeps its KV to the end of the lease."""
+        parameters = json.loads(request.body).get("kv_transfer_params") or {}
+        if "from" in parameters:
+            self.engines[parameters["from"]].leases.pop(parameters["id"], None)
+
+    async def _answer(self, engine: SimulatedEngine, request: UpstreamRequest, body: Any) -> SimulatedResponse:
+        for fault, status in (("error", 500), ("full", 503), ("client_error", 400)):
+            if engine.happens(fault):
+                self._take_over(body)
+                return _whole({"error": {"message": fault, "code": status}}, status)
+        if engine.happens("hang"):
+            self._take_over(body)
+            await asyncio.sleep(request.first_byte_timeout)
+            raise TimedOut(request.origin)
+        parameters = body.get("kv_transfer_params") or {}
+        if parameters.get("do_remote_decode"):
+            return self._prefill(engine, dict(request.headers)[b"x-request-id"].decode())
+        self._take_over(body)
+        return self._decode(engine, dict(request.headers).get(b"x-session-id", b"").decode(), body)
+
+    def _prefill(self, engine: SimulatedEngine, request_id: str) -> SimulatedResponse:
+        if engine.happens("no_parameters"):
+            return _whole({"kv_transfer_params": None})
+        engine.leases[request_id] = self._now() + LEASE
+        return _whole({"kv_transfer_params": {"from": engine.origin, "id": request_id, "life": engine.lives}})
+
+    def _take_over(self, body: Any) -> None:
+        """A Decoder that sees a hand-over, whatever becomes of it, lets the Prefiller go."""
+        parameters = body.get("kv_transfer_params") or {}
+        if "from" not in parameters:
+            return
+        source = self.engines[parameters["from"]]
+        expiry = source.leases.pop(parameters["id"], None)
+        if source.lives == parameters["life"] and (expiry is None or expiry < self._now()):
+            self.ledger.wrongs.append(f"{body['label']}: KV pulled twice, or after its lease")
+
+    def _decode(self, engine: SimulatedEngine, session: str, body: Any) -> SimulatedResponse:
+        marked = (body.get("vllm_xargs") or {}).get(LOCAL_ATTEMPT_KEY) == 1
+        if engine.happens("evict"):
+            engine.holds.discard(session)
+        if marked and body.get("kv_transfer_params"):
+            self.ledger.wrongs.append(f"{body['label']}: a local attempt with transfer parameters")
+        if marked and session not in engine.holds:
+            return self._said(engine, body, [], "stop", REJECTION_PREFIX + "no_usable_prefix")
+        engine.holds.add(session)
+        number = next(self.ledger.answers)
+        return self._said(engine, body, [f"{number}.{word} " for word in range(WORDS)], "length", None)
+
+    def _said(
+        self, engine: SimulatedEngine, body: Any, words: list[str], finish: str, stop_reason: str | None
+    ) -> SimulatedResponse:
+        end = {"index": 0, "finish_reason": finish, "stop_reason": stop_reason}
+        if not body.get("stream"):
+            answer = _whole({"choices": [end | {"text": "".join(words)}]})
+            return self._perhaps_cut(engine, answer)
+        chunks = [{"choices": [{"index": 0, "text": word, "finish_reason": None}]} for word in words]
+        finished = [{"choices": [end | {"text": ""}]}] if words or engine.random.random() < 0.5 else []
+        events = [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in [*chunks, *finished]]
+        stream = b"".join([*events, b"data: [DONE]\n\n"])
+        cuts = sorted(engine.random.sample(range(1, len(stream)), 3)) if engine.random.random() < 0.5 else []
+        parts = [stream[a:b] for a, b in itertools.pairwise([0, *cuts, len(stream)])]
+        return self._perhaps_cut(engine, SimulatedResponse(list(parts), b"text/event-stream", 200, 0.01))
+
+    def _perhaps_cut(self, engine: SimulatedEngine, response: SimulatedResponse) -> SimulatedResponse:
+        if engine.happens("cut"):
+            stream = b"".join(step for step in response._steps if isinstance(step, bytes))
+            left = stream[: engine.random.randrange(len(stream))]
+            error = engine.random.choice([BrokenOff("cut"), TimedOut("silent")])
+            response._steps[:] = [left, error] if left else [error]
+        return response
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _whole(value: Any, status: int = 200) -> SimulatedResponse:
+    return SimulatedResponse([json.dumps(value).encode()], b"application/json", status, 0.0)
+
+
+@dataclass
+class Turn:
+    label: str
+    session: str | None
+    stream: bool
+    left: bool
+    received: Received
+
+
+class Town:
+    """One simulated fleet under one seed."""
+
+    def __init__(self, seed: int, faults: Faults | None = None, healthy: int = 0) -> None:
+        self.random = random.Random(seed)
+        self.ledger = Ledger()
+        roles = [Role.PRODUCER] * self.random.randint(1, 3) + [Role.CONSUMER] * self.random.randint(1, 3)
+        self.engines = [
+            SimulatedEngine(f"http://e{n}:1", role, self.random, faults or Faults.any(self.random))
+            for n, role in enumerate(roles)
+        ]
+        for engine in (self.engines[0], self.engines[-1])[: 2 * healthy]:
+            engine.faults = Faults()
+        self.turns: list[Turn] = []
+
+    async def play(self, clients: int = 4, turns: int = 4) -> None:
+        settings = router_settings(
+            {
+                "workers": [{"url": engine.origin} for engine in self.engines],
+                "enable_decoder_append_prefill": True,
+                "handoff_timeout_seconds": HANDOFF,
+                "request_timeout_seconds": 2000,
+                "health_interval_seconds": 60,
+            }
+        )
+        loop = asyncio.get_running_loop()
+        self.app = RouterApp(settings, SimulatedUpstream(self.engines, self.ledger), clock=loop.time)
+        await self.app.start()
+        await asyncio.gather(*[self._client(number, turns) for number in range(clients)])
+        await asyncio.sleep(LEASE * 2)
+        await self.app.close()
+
+    async def _client(self, number: int, turns: int) -> None:
+        session = None if self.random.random() < 0.2 else f"s{number}"
+        for turn in range(turns):
+            await asyncio.sleep(self.random.uniform(0, 3))
+            await self._turn(f"{number}.{turn}", session)
+
+    async def _turn(self, label: str, session: str | None) -> None:
+        client = Client(self.app)
+        stream = self.random.random() < 0.6
+        body = {"model": "fake-model", "prompt": "a", "stream": stream, "label": label}
+        headers = {} if session is None else {"X-Session-ID": session}
+        left = self.random.random() < 0.2
+        if left:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.random.choice([0, 0.001, 0.005, 0.02, 0.1, 7]), client.leave.set)
+        received = await client.post("/v1/completions", body, headers)
+        self.turns.append(Turn(label, session, stream, left and client.leave.is_set(), received))
