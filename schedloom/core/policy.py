@@ -48,6 +48,8 @@ class Policy:
     Settings: ClassVar[type[BaseModel]] = PolicySettings
     requires: ClassVar[Requirements] = Requirements()
     claims: ClassVar[Claims] = Claims()
+    reads_peers: ClassVar[bool] = False
+    """Whether the engine is to publish its load, and to show that of its peers in ``view.peers``."""
 
     def __init__(self, settings: Any = None) -> None:
         self.settings = settings if settings is not None else self.Settings()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,18 @@ class ReusableKV:
     @property
     def known_tokens(self) -> int:
         return self.resident + (self.restorable or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLoad:
+    """What another data-parallel rank on this host said of itself ``age`` seconds ago."""
+
+    rank: int
+    age: float
+    running: int
+    waiting: int
+    max_running: int
+    kv_usage: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,14 @@ class EngineView(Protocol):
 
     @property
     def pool(self) -> PoolView: ...
+
+    @property
+    def peers(self) -> Sequence[PeerLoad]:
+        """The other ranks that have said something, for policies with ``reads_peers``.
+
+        Read outside any collective. A rank that is idle, gone or on another host falls silent or was never heard.
+        """
+        ...
 
     def num_active(self, job_classes: Collection[str]) -> int:
         """Requests of these classes that hold KV. Looks at every running request."""

@@ -1,9 +1,9 @@
 """An engine and its requests, as policies see them, with no engine behind."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from schedloom.core.views import BatchReport, Blocks, RequestView, ReusableKV
+from schedloom.core.views import BatchReport, Blocks, PeerLoad, RequestView, ReusableKV
 
 
 @dataclass
@@ -54,6 +54,7 @@ class FakeEngine:
     num_prefilling: int = 0
     last_batch: BatchReport = field(default_factory=BatchReport)
     pool: FakePool = field(default_factory=FakePool)
+    peers: Sequence[PeerLoad] = ()
     active: int = 0
     looked_up: list[str] = field(default_factory=list)
 

@@ -28,6 +28,7 @@ else:
 class PolicyScheduler(_Base):
     """What all parts share: the policies, the view that they get, the sink of decisions, and turning requests away."""
 
+    HOOKS: ClassVar[tuple[str, ...]] = ()
     policies: ClassVar[PolicySet]
     waiting: Any
     _reserve_prefill_lookahead: Any
@@ -39,6 +40,11 @@ class PolicyScheduler(_Base):
         self._callers: list[HookCaller] = []
         self._control = Control(self.decisions, self._callers)
         self.turned_away: dict[str, str] = {}
+
+    @classmethod
+    def serves(cls, policies: PolicySet) -> bool:
+        """Whether a composition of ``policies`` uses this part."""
+        return any(map(policies.of, cls.HOOKS))
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -82,12 +88,13 @@ def composed(base: Any, policies: PolicySet) -> Any:
     from schedloom.adapters.engine.parts.endings import EndingsPart
     from schedloom.adapters.engine.parts.metering import MeteringPart
     from schedloom.adapters.engine.parts.ordering import OrderingPart
+    from schedloom.adapters.engine.parts.peers import PeersPart
     from schedloom.adapters.engine.parts.phases import PhasesPart
     from schedloom.adapters.engine.parts.recovery import RecoveryPart
 
     seams.check(base)
-    known = (AdmissionPart, EndingsPart, MeteringPart, OrderingPart, PhasesPart, RecoveryPart)
-    parts = [part for part in known if any(map(policies.of, part.HOOKS))]
+    known = (AdmissionPart, EndingsPart, MeteringPart, OrderingPart, PeersPart, PhasesPart, RecoveryPart)
+    parts = [part for part in known if part.serves(policies)]
     return type(f"Schedloom{base.__name__}", (*parts, PolicyScheduler, base), {"policies": policies})
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import Any
 
+from schedloom.adapters.engine.peers import LoadBoard
 from schedloom.adapters.engine.pool import VllmPoolView
-from schedloom.core.views import BatchReport, ReusableKV
+from schedloom.core.views import BatchReport, PeerLoad, ReusableKV
 from schedloom.core.wire import is_local_attempt, job_class
 
 CacheHit = tuple[Any, int, int, bool]
@@ -73,9 +74,10 @@ class VllmEngineView:
     same iteration of its loop, so that no prefix is walked twice.
     """
 
-    __slots__ = ("_hit", "_hit_of", "_num_prefilling", "_pool", "_scheduler", "clock", "last_batch")
+    __slots__ = ("_hit", "_hit_of", "_num_prefilling", "_pool", "_scheduler", "board", "clock", "last_batch")
 
     def __init__(self, scheduler: Any) -> None:
+        self.board: LoadBoard | None = None
         self.last_batch = BatchReport()
         self.clock: Callable[[], float] = time.monotonic
         self._scheduler = scheduler
@@ -109,6 +111,10 @@ class VllmEngineView:
         if self._pool is None:
             self._pool = VllmPoolView(self._scheduler.kv_cache_manager)
         return self._pool
+
+    @property
+    def peers(self) -> Sequence[PeerLoad]:
+        return self.board.peers() if self.board else ()
 
     def num_active(self, job_classes: Collection[str]) -> int:
         holding = chain(self._scheduler.running, self._scheduler.kv_holding_waiting)

@@ -1,0 +1,58 @@
+"""Wait for the slowest rank instead of running away from it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from schedloom.core.decisions import Admission, Verdict
+from schedloom.core.hookspecs import hookimpl
+from schedloom.core.policy import Policy, PolicySettings
+from schedloom.core.views import EngineView, PeerLoad, RequestView
+
+
+class BalanceSettings(PolicySettings):
+    """When a rank is full, whom to believe, and how long to wait."""
+
+    full_kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Share of its KV blocks from which on a rank is full; it also is when all its slots are taken."""
+
+    stale_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """What a rank said longer ago than this no longer counts."""
+
+    max_hold_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Longest time without admissions on account of full peers; then this rank admits until none is full."""
+
+
+class Balance(Policy):
+    """Admits no fresh request while a data-parallel peer is full."""
+
+    name = "balance"
+    Settings = BalanceSettings
+    settings: BalanceSettings
+    reads_peers = True
+
+    def __init__(self, settings: BalanceSettings | None = None) -> None:
+        super().__init__(settings)
+        self._since: float | None = None
+        self._asked = 0.0
+
+    @hookimpl
+    def admit(self, request: RequestView, view: EngineView) -> Admission | None:
+        full = next((peer for peer in view.peers if self._is_full(peer)), None)
+        now = view.now
+        if full is None or now - self._asked > self.settings.stale_seconds:
+            self._since = None
+        self._asked = now
+        if full is None:
+            return None
+        self._since = now if self._since is None else self._since
+        if now - self._since >= self.settings.max_hold_seconds:
+            return None
+        return Admission(Verdict.HOLD, "peer_full", {"rank": full.rank, "age": full.age})
+
+    def _is_full(self, peer: PeerLoad) -> bool:
+        if peer.age > self.settings.stale_seconds:
+            return False
+        return peer.running >= peer.max_running or peer.kv_usage >= self.settings.full_kv_usage
