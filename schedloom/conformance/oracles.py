@@ -73,7 +73,8 @@ class Oracles:
             self.events["resumed"] += bool(entry.tokens)
         elif computed and not received:
             self.events["prefix hit"] += 1
-        if shared and not received:
+        restored = entry.preempted and self._cell.offload
+        if shared and not received and not restored:
             self._check_writers(entry, shared)
         if not entry.held:
             entry.held = True

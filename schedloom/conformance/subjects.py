@@ -24,7 +24,7 @@ SMALL: dict[str, dict[str, Any]] = {
 Any other policy says so itself, in a class attribute ``conformance_settings``.
 """
 
-NEVER_REJECT = frozenset({"batch_job_aware", "phase_separation"})
+NEVER_REJECT = frozenset({"balance", "batch_job_aware", "phase_separation"})
 """Built-in policies that answer admission questions and never reject.
 
 Any other policy says so itself, in a class attribute ``conformance_never_rejects``.

@@ -6,13 +6,21 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
+from schedloom.adapters.engine.laboratory.pins import PinnedPool
+
 
 class Books:
-    """Reads one scheduler; ``held`` are blocks that the laboratory itself has taken from the pool."""
+    """Reads one scheduler.
+
+    ``held`` are blocks that the laboratory itself has taken from the pool, ``pins`` those that a connector has.
+    """
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self.held: list[Any] = []
+        self.pins = PinnedPool(self._pool)
+        if scheduler.connector is not None:
+            scheduler.connector.bind_gpu_block_pool(self.pins)
 
     @property
     def _pool(self) -> Any:
@@ -56,7 +64,8 @@ class Books:
         and how many own them."""
         references = self.references()
         excess = references.copy()
-        for blocks in (*self._tables.values(), *(deferred for _, deferred in self.scheduler.deferred_frees), self.held):
+        deferred = [blocks for _, blocks in self.scheduler.deferred_frees]
+        for blocks in (*self._tables.values(), *deferred, self.held, self.pins.pinned):
             for block in blocks:
                 excess[block.block_id] -= 1
         excess[self._pool.null_block.block_id] = 0
