@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedloom.conformance.cells import Cell
-from schedloom.conformance.mutants import answers, blocks, requests, runners
+from schedloom.conformance.mutants import answers, blocks, recovery, requests, runners
 
 _TIGHT = Cell()
 _ASYNC = Cell(asynchronous=True, runner="v2")
@@ -14,6 +14,7 @@ _ASYNC_DECODER = Cell(role="consumer", asynchronous=True, runner="v2")
 _PREFILLER = Cell(role="producer")
 _APPEND = Cell(role="consumer", policies=("append_prefill",))
 _V2 = Cell(runner="v2")
+_OFFLOAD = Cell(offload=True, policies=("offload_restore",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ _ALL = (
     Mutant(runners.ResumesWithPromptOnly, "TOK-1", _V2),
     Mutant(runners.ForgetsResumedTokens, "TOK-1", Cell(asynchronous=True)),
     Mutant(runners.HidesResumption, "TOK-1", _TIGHT),
+    Mutant(recovery.SavesWrongBlocks, "KV-3", _OFFLOAD),
+    Mutant(recovery.SavesTooMuch, "KV-3", _OFFLOAD),
     Mutant(answers.TurnsAwayUnmarked, "REJ-1", _APPEND),
     Mutant(answers.TurnsAwayAfterOutput, "OUT-3", _APPEND),
     Mutant(answers.CountsRejected, "REJ-1", _APPEND),
