@@ -34,7 +34,7 @@ class LoadBoard:
             os.close(self._file)
             raise PermissionError(f"{path} belongs to somebody else")
         self._next_write = self._next_read = 0.0
-        self._slots: list[tuple[int, float, tuple[int, int, int, float]]] = []
+        self._heard: list[PeerLoad] = []
 
     def publish(self, running: int, waiting: int, max_running: int, kv_usage: float) -> None:
         """Write this rank's load if it is time; always when the rank falls idle, because it may not write again."""
@@ -46,31 +46,31 @@ class LoadBoard:
         os.pwrite(self._file, load + _CHECKSUM.pack(zlib.crc32(load)), self._rank * SLOT_BYTES)
 
     def peers(self) -> Sequence[PeerLoad]:
+        """The others as they were read last; their age is counted up to then."""
         now = self._clock()
         if now >= self._next_read:
             self._next_read = now + INTERVAL_SECONDS
-            self._slots = self._read()
-        return [
-            PeerLoad(rank, now - stamp, running, waiting, max_running, kv_usage)
-            for rank, stamp, (running, waiting, max_running, kv_usage) in self._slots
-            if now >= stamp
-        ]
+            self._heard = self._read(now)
+        return self._heard
 
     def close(self) -> None:
         """The ranks of a group start and end together: the first that ends takes the file away."""
         os.close(self._file)
         self._path.unlink(missing_ok=True)
 
-    def _read(self) -> list[tuple[int, float, tuple[int, int, int, float]]]:
+    def _read(self, now: float) -> list[PeerLoad]:
         content = os.pread(self._file, os.fstat(self._file).st_size, 0)
-        slots = []
-        for rank in range(-(-len(content) // SLOT_BYTES)):
-            record = content[rank * SLOT_BYTES :][: _LOAD.size + _CHECKSUM.size]
-            load, checksum = record[: _LOAD.size], record[_LOAD.size :]
-            if rank != self._rank and any(load) and checksum == _CHECKSUM.pack(zlib.crc32(load)):
-                running, waiting, max_running, kv_usage, stamp = _LOAD.unpack(load)
-                slots.append((rank, stamp, (running, waiting, max_running, kv_usage)))
-        return slots
+        slots = {rank: content[rank * SLOT_BYTES :] for rank in range(-(-len(content) // SLOT_BYTES))}
+        heard = (_parse(rank, slot, now) for rank, slot in slots.items() if rank != self._rank)
+        return [peer for peer in heard if peer is not None]
+
+
+def _parse(rank: int, slot: bytes, now: float) -> PeerLoad | None:
+    load, checksum = slot[: _LOAD.size], slot[_LOAD.size :][: _CHECKSUM.size]
+    if not any(load) or checksum != _CHECKSUM.pack(zlib.crc32(load)):
+        return None
+    running, waiting, max_running, kv_usage, written = _LOAD.unpack(load)
+    return PeerLoad(rank, now - written, running, waiting, max_running, kv_usage) if written <= now else None
 
 
 def open_board(parallel: Any) -> LoadBoard | None:
