@@ -4,6 +4,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -32,6 +33,7 @@ def runs(tree: ast.AST) -> set[tuple[str, ...]]:
     return {tuple(block[i : i + RUN]) for block in statements(tree) for i in range(len(block) - RUN + 1)}
 
 
+@cache
 def upstream_runs() -> set[tuple[str, ...]]:
     methods = [getattr(cls, name) for cls in (Scheduler, AsyncScheduler) for name in ("schedule", "update_from_output")]
     trees = [ast.parse(textwrap.dedent(inspect.getsource(method))) for method in methods]
