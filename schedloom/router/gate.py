@@ -28,7 +28,7 @@ class Gate:
         return len(self._line)
 
     async def __aenter__(self) -> None:
-        if self.inside < self._limit and not self._line:
+        if self.inside < self._limit:
             self.inside += 1
             return
         if len(self._line) >= self._longest_line:
