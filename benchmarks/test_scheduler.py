@@ -1,7 +1,7 @@
 """R15, C6: what a composed scheduler's steps cost, as ratios to vLLM's own class in the same run.
 
-A step is ``schedule()`` plus ``update_from_output()``. Both schedulers do the same work in turn, round by round, so that
-a machine whose speed drifts slows both; a figure is the ratio of the two medians.
+A step is ``schedule()`` plus ``update_from_output()``. Both schedulers do the same work in turn, round by round, so
+that a machine whose speed drifts slows both; a figure is the ratio of the two medians.
 """
 
 from __future__ import annotations
