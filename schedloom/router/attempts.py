@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-import secrets
+import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from schedloom.router.breaker import Clock, RetryBudget
 from schedloom.router.call import Call
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet, Worker
-from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, answered
+from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, answered, session_value
 from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome, relay
 from schedloom.router.reply import Reply
@@ -36,7 +36,7 @@ from schedloom.router.upstream import (
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Target:
     """An instance, the life it is in, and a rank of it."""
 
@@ -47,10 +47,10 @@ class Target:
     @classmethod
     def of(cls, worker: Worker, rank: int | None = None) -> Target:
         chosen = worker.least_busy_rank() if rank is None else rank
-        return cls(worker, chosen, SessionOwner(worker.name, worker.contract.epoch, chosen))
+        return cls(worker, chosen, worker.owners[chosen])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Dispatch:
     """One request to one target; ``dispatch_by`` is set where it hands KV over.
 
@@ -232,14 +232,18 @@ class Attempts:
         )
 
     def _headers(self, call: Call, dispatch: _Dispatch) -> list[Header]:
-        headers = [
-            (b"content-type", b"application/json"),
-            (REQUEST_ID_HEADER, dispatch.request_id.encode()),
-            *call.session_header,
-            *call.headers.tracing,
-        ]
+        if call.common_headers is None:
+            call.common_headers = self._common_headers(call)
+        headers = [*call.common_headers, (REQUEST_ID_HEADER, dispatch.request_id.encode())]
         if dispatch.target.worker.contract.data_parallel_size > 1:
             headers.append((RANK_HEADER, b"%d" % dispatch.target.rank))
+        return headers
+
+    def _common_headers(self, call: Call) -> list[Header]:
+        """What every attempt of a call carries."""
+        headers = [(b"content-type", b"application/json"), *call.headers.tracing]
+        if call.session is not None:
+            headers.append((SESSION_HEADER, session_value(call.session)))
         authorization = self._engine_authorization
         if self._settings.forward_authorization:
             authorization = call.headers.authorization
@@ -267,7 +271,7 @@ def _transfer_parameters(body: bytes) -> dict[str, Any] | None:
 
 
 def new_request_id() -> str:
-    return secrets.token_hex(16)
+    return f"{random.getrandbits(128):032x}"
 
 
 def _bearer(settings: RouterSettings) -> bytes | None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from schedloom.core.routing import RouteRequest
 from schedloom.router.body import GenerationBody
 from schedloom.router.dialect import DIALECTS
-from schedloom.router.headers import ClientHeaders, session_of, session_value
+from schedloom.router.headers import ClientHeaders, session_of
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tenants import EVERYBODY, Tenant
 from schedloom.router.upstream import Header
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """``session`` is as engines see it, ``key`` is what ownership is recorded under."""
 
@@ -22,14 +22,11 @@ class Call:
     headers: ClientHeaders
     session: str | None
     key: SessionKey | None
+    common_headers: list[Header] | None = None
 
     @property
     def splittable(self) -> bool:
         return DIALECTS[self.path].split and self.body.splittable
-
-    @property
-    def session_header(self) -> list[Header]:
-        return [] if self.session is None else [(b"x-session-id", session_value(self.session))]
 
     def route_request(self, request_id: str) -> RouteRequest:
         return RouteRequest(

@@ -44,6 +44,7 @@ class Worker:
         self.full_until = 0.0
         self.on_change: Callable[[], None] = _nothing
         self._clock = clock
+        self.owners: list[SessionOwner] = []
         self._contract: EngineContract | None = None
         self._turn = 0
 
@@ -88,6 +89,8 @@ class Worker:
         """
         missing = contract.data_parallel_size - len(self.busy)
         self.busy.extend([0] * max(0, missing))
+        ranks = range(contract.data_parallel_size)
+        self.owners = [SessionOwner(self.name, contract.epoch, rank) for rank in ranks]
         self._contract = contract
         self.health = Health.READY
         self.trouble = ""

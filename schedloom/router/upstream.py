@@ -29,7 +29,7 @@ class TooLate(UpstreamError):
     """The request could not be dispatched before its ``dispatch_by``; it was not sent."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UpstreamRequest:
     """One request to one engine.
 
@@ -103,4 +103,7 @@ async def read_all(response: UpstreamResponse) -> bytes:
 
 def header(headers: Sequence[Header], name: bytes) -> bytes | None:
     """The first value of the header ``name``, which must be given in lower case."""
-    return next((value for key, value in headers if key == name), None)
+    for key, value in headers:
+        if key == name:
+            return value
+    return None

@@ -77,6 +77,7 @@ async def test_a_salt_of_the_clients_own_is_overwritten_on_every_path(
     await ask(router, "beta-key-1", cache_salt=salt, n=2)
     later = [one.body["cache_salt"] for one in p.seen[1:] + d.seen[1:]]
     assert len(later) == 6 and salt not in later and len(set(later)) == 1
+    assert {one.raw.count(b"cache_salt") for one in p.seen + d.seen} == {1}
 
 
 async def test_the_cache_may_be_shared_and_sessions_never_are(bench: Make) -> None:
