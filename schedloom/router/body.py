@@ -8,8 +8,8 @@ import orjson
 
 from schedloom.core.wire import LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
 from schedloom.router.guard import (
-    CONVERSATION_KEY,
     EXTRA_ARGUMENTS,
+    SESSION_KEYS,
     parse_object,
     without_guarded_keys,
     written,
@@ -51,7 +51,7 @@ class GenerationBody:
     can serve it.
 
     ``salt`` keeps its KV apart from other tenants'. ``raw`` are the client's own bytes wherever nothing had
-    to be removed. ``conversation`` is its ``conversation_id`` where that is a string with content. Raises
+    to be removed. ``conversation`` is the session that the body names, by a string with content. Raises
     Failure (400) for a body that cannot be understood.
     """
 
@@ -59,8 +59,8 @@ class GenerationBody:
 
     def __init__(self, raw: bytes, salt: str | None = None) -> None:
         fields = parse_object(raw)
-        conversation = fields.get(CONVERSATION_KEY)
-        self.conversation = conversation if isinstance(conversation, str) and conversation else None
+        named = (fields.get(key) for key in SESSION_KEYS)
+        self.conversation = next((name for name in named if isinstance(name, str) and name), None)
         self.fields, self.raw = without_guarded_keys(fields, raw)
         self.splittable = _is_splittable(self.fields)
         if salt is not None:

@@ -12,10 +12,15 @@ from schedloom.core.wire import RESERVED_PREFIX
 from schedloom.router.failures import Failure
 
 EXTRA_ARGUMENTS = "vllm_xargs"
-CONVERSATION_KEY = "conversation_id"
+SESSION_KEYS = ("conversation_id", "session_id")
+"""Where a body names its session, in this order; engines are told by a header, which a key in the body would
+beat.
+"""
+
 _TRANSFER_KEYS = frozenset({"kv_transfer_params", "ec_transfer_params"})
-_CONSUMED_KEYS = frozenset({CONVERSATION_KEY, "request_id"})
+_CONSUMED_KEYS = frozenset({*SESSION_KEYS, "request_id"})
 _ALONE_KEYS = frozenset({EXTRA_ARGUMENTS})
+_NOT_IN_EXTRA_ARGUMENTS = _TRANSFER_KEYS | {"session_id"}
 _GUARDED_KEYS = _TRANSFER_KEYS | _CONSUMED_KEYS | _ALONE_KEYS
 
 
@@ -73,7 +78,7 @@ def _clean_extra_arguments(fields: dict[str, Any]) -> None:
     if not isinstance(extra, dict):
         raise Failure.own(400, "vllm_xargs must be an object.", "invalid_type", EXTRA_ARGUMENTS)
     fields[EXTRA_ARGUMENTS] = {
-        key: value for key, value in extra.items() if key not in _TRANSFER_KEYS and not key.startswith(RESERVED_PREFIX)
+        key: value for key, value in extra.items() if key not in _NOT_IN_EXTRA_ARGUMENTS and not _is_reserved(key)
     }
 
 

@@ -26,12 +26,14 @@ FORBIDDEN: dict[str, Any] = {
     "schedloom_anything": {"a": 1},
     "request_id": "mine",
     "conversation_id": "c",
+    "session_id": "s",
 }
 IN_EXTRA_ARGUMENTS: dict[str, Any] = {
     "kv_transfer_params": INJECTED,
     "ec_transfer_params": INJECTED,
     "schedloom_local_attempt": 1,
     "schedloom_other": 1,
+    "session_id": "s",
 }
 CHAT: dict[str, Any] = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}]}
 ODD = b'{ "model":"m",\n "prompt" : "a\\u00e9\xc3\xa9", "temperature":1.0, "seed":1e2, "odd":{"x":[1,2]} }  '

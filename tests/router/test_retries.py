@@ -121,6 +121,7 @@ async def test_after_a_failed_local_attempt_another_decoder_serves(bench: Make) 
     received = await router.client.chat("s")
     assert (received.status, received.decision) == (200, "fallback")
     assert len(owner.seen) == 2
+    assert router.count("retries_total") == 0
 
 
 async def test_second_tries_do_not_become_a_storm(bench: Make) -> None:

@@ -122,6 +122,17 @@ async def test_the_header_wins_over_conversation_id(bench: Make) -> None:
     assert all("conversation_id" not in seen.body for seen in p.seen + d.seen)
 
 
+async def test_the_engines_own_session_id_comes_last_and_goes_by_header_too(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    assert (await router.client.chat(session_id="a")).decision == "pd"
+    assert (await router.client.chat(session_id="a")).decision == "append"
+    assert (await router.client.chat(session_id="a", conversation_id="b")).decision == "pd"
+    assert (await router.client.chat("a", session_id="c", conversation_id="b")).decision == "append"
+    sessions = [seen.headers["x-session-id"] for seen in d.seen]
+    assert sessions == ["a", "a", "b", "a"] and not any("session_id" in seen.body for seen in p.seen + d.seen)
+
+
 @pytest.mark.parametrize("value", ["", None, 5, ["a"], {"a": 1}])
 async def test_a_conversation_id_that_names_nothing_is_no_session(bench: Make, value: Any) -> None:
     p, d = prefiller(), decoder()
