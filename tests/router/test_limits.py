@@ -87,6 +87,11 @@ async def test_long_headers_are_refused(address: tuple[str, int], size: int, man
     assert answer.startswith(b"HTTP/1.1 431") or answer == b""
 
 
+async def test_headers_without_an_end_are_refused_before_their_time_is_over(address: tuple[str, int]) -> None:
+    answer = await exchange(address, b"POST / HTTP/1.1\r\nx: ", b"a" * 100_000)
+    assert answer.startswith(b"HTTP/1.1 431")
+
+
 async def test_a_long_path_is_refused(address: tuple[str, int]) -> None:
     assert (await exchange(address, post(path=b"/" + b"a" * 70_000))).startswith(b"HTTP/1.1 431")
 
