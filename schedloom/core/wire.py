@@ -58,7 +58,8 @@ class EngineContract(BaseModel):
 
     ``epoch`` differs after every start of the engine. ``kv_lease_seconds`` is how long a Prefiller keeps KV for a
     Decoder that has not pulled it. ``data_parallel_size`` counts the ranks that this server reaches; ``features`` are
-    the names of the policies that are on.
+    the names of the policies that the engine was started with, ``inactive`` those of
+    them that are switched off, or into shadow, now.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -77,6 +78,7 @@ class EngineContract(BaseModel):
     max_model_len: int | None = None
     model_runner: Literal["v1", "v2"] | None = None
     features: list[str] = []
+    inactive: list[str] = []
     engine_version: str | None = None
     schedloom_version: str | None = None
 

@@ -16,6 +16,9 @@ from schedloom.router.upstream import BrokenOff, ConnectFailed, TooLate, Upstrea
 _IDLE_SECONDS = 4.0
 """Engines close a connection that was idle for five seconds; leave before they do."""
 
+_HANDOFF_IDLE_SECONDS = 1.0
+"""Long before they do, for a request that is never sent twice."""
+
 
 class _Origin(NamedTuple):
     host: str
@@ -48,14 +51,15 @@ class HttpUpstream:
         self._opening: set[asyncio.Task[Connection]] = set()
 
     async def send(self, request: UpstreamRequest) -> Exchange:
-        kept = self._take_idle(request.origin)
+        kept = self._take_idle(request.origin, _HANDOFF_IDLE_SECONDS if request.dispatch_by else _IDLE_SECONDS)
         if kept is not None:
             exchange = self._dispatch(kept, request)
             try:
                 await exchange.head()
                 return exchange
             except BrokenOff:
-                if exchange.started:
+                # KV that was handed over may have been pulled: such a request is never sent twice.
+                if exchange.started or request.dispatch_by is not None:
                     raise
         exchange = self._dispatch(await self._connect(request), request)
         await exchange.head()
@@ -73,11 +77,11 @@ class HttpUpstream:
             raise TooLate(f"{request.origin} was not reached in time")
         return connection.send(request, _head(request))
 
-    def _take_idle(self, origin: str) -> Connection | None:
+    def _take_idle(self, origin: str, longest: float) -> Connection | None:
         idle = self._idle[origin]
         while idle:
             connection, _ = idle.popitem()
-            if connection.is_open and connection.loop.time() - connection.idle_since < _IDLE_SECONDS:
+            if connection.is_open and connection.loop.time() - connection.idle_since < longest:
                 return connection
             connection.abort()
         return None

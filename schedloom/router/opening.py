@@ -8,6 +8,9 @@ from typing import Any
 from schedloom.core.wire import REJECTION_PREFIX
 from schedloom.router.sse import DONE, data_of, parsed, split_events
 
+_REJECTION_FINISHES = ("stop", "tool_calls")
+"""vLLM shows the second instead of the first where the client requires a tool call."""
+
 _NOT_CONTENT = frozenset({"role"})
 
 
@@ -85,7 +88,7 @@ def rejection_in(answer: bytes) -> str | None:
 
 def _rejection_of(choice: dict[str, Any]) -> str | None:
     stop_reason = choice.get("stop_reason")
-    if choice.get("finish_reason") != "stop" or _has_content(choice):
+    if choice.get("finish_reason") not in _REJECTION_FINISHES or _has_content(choice):
         return None
     if not isinstance(stop_reason, str) or not stop_reason.startswith(REJECTION_PREFIX):
         return None

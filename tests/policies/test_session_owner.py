@@ -38,6 +38,12 @@ def test_the_owner_and_its_rank_are_tried_first() -> None:
     assert plan(REQUEST, OWNER) == [Attempt(Route.APPEND, worker="d1", rank=3)]
 
 
+def test_no_attempt_where_the_decoder_cannot_turn_it_away_now() -> None:
+    fleet = Fleet()
+    fleet.decoders[1].contract = fleet.decoders[1].contract.model_copy(update={"inactive": ["append_prefill"]})
+    assert SessionOwnerRouting().plan_route(REQUEST, OWNER, fleet) is None
+
+
 @pytest.mark.parametrize(
     ("request_", "owner"),
     [

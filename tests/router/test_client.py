@@ -425,3 +425,22 @@ async def test_an_answer_that_was_read_is_not_late(upstream: HttpUpstream) -> No
             await read_all(response)
             response.close()
     assert heard == []
+
+
+async def test_a_hand_over_that_an_engine_took_is_never_sent_twice(upstream: HttpUpstream) -> None:
+    asked = 0
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        await reader.readuntil(b"body")
+        writer.write(OK)
+        await reader.readuntil(b"body")
+        asked += 1
+        writer.close()
+
+    async with raw_server(server) as origin:
+        assert await ask(upstream, origin) == b"ok"
+        with pytest.raises(BrokenOff):
+            await ask(upstream, origin, dispatch_by=asyncio.get_running_loop().time() + 60)
+        await asyncio.sleep(0.05)
+    assert asked == 1

@@ -98,6 +98,7 @@ def whole(tokens: int = 0, **choice: Any) -> bytes:
 
 def test_a_whole_rejection_is_known() -> None:
     assert rejection_in(whole(stop_reason=REJECTION_PREFIX + "no_usable_prefix")) == "no_usable_prefix"
+    assert rejection_in(whole(finish_reason="tool_calls", stop_reason=REJECTION_PREFIX + "x")) == "x"
     assert rejection_in(whole(message={"role": "assistant", "content": None}, stop_reason=REJECTION_PREFIX)) == ""
 
 

@@ -52,8 +52,7 @@ def _remove_in(process: int, folder: str) -> None:
 
 
 def switch(policy: str, mode: Mode, folder: Path | None = None) -> None:
-    """Switch ``policy`` in every engine process of this server; they notice within ``POLL_SECONDS``, or at their next
-    step when they are idle."""
+    """Switch ``policy`` in every engine process of this server: within ``POLL_SECONDS``, before it schedules again."""
     folder = folder or run_folder()
     _write(folder / SWITCHES, {**switches(folder), policy: mode.value})
 
@@ -93,13 +92,17 @@ class Control:
         self._seen: object = None
         self._published = 0
 
-    def poll(self, idle: bool) -> None:
-        """Take up switches and publish counts, if it is time; always when the engine is about to rest."""
+    def begin_step(self) -> None:
+        """Take up switches, if it is time: always so after a rest."""
         now = time.monotonic()
-        if idle or now >= self._next:
+        if now >= self._next:
             self._next = now + POLL_SECONDS
             self._take_up_switches()
             self._publish()
+
+    def rest(self) -> None:
+        """Publish what a step that comes late would publish late."""
+        self._publish()
 
     def _take_up_switches(self) -> None:
         try:

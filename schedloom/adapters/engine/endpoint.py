@@ -59,7 +59,8 @@ class SchedloomEndpoint:
 
 def _contract(app: Any) -> EngineContract:
     contract: EngineContract = app.state.schedloom_contract
-    return contract
+    inactive = [name for name, mode in switches().items() if mode != Mode.ON.value]
+    return contract.model_copy(update={"inactive": sorted(inactive)})
 
 
 class DecisionCollector(Collector):

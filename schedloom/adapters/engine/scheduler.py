@@ -46,11 +46,16 @@ class PolicyScheduler(_Base):
         """Whether a composition of ``policies`` uses this part."""
         return any(map(policies.of, cls.HOOKS))
 
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        self._control.begin_step()
+        return super().schedule(throttle_prefills)
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.turned_away:
             self._end_turned_away(outputs)
-        self._control.poll(idle=not self.running)
+        if not self.running:
+            self._control.rest()
         return outputs
 
     def caller(self, hook: str) -> HookCaller:
