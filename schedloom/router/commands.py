@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,15 @@ import typer
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.settings import read_file, router_settings
+
+
+class LogLevel(str, Enum):
+    """Python's levels."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
 
 
 def route(
@@ -25,12 +35,14 @@ def route(
     ] = False,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings; options win.")] = None,
     wait: Annotated[float | None, typer.Option(help="Seconds to wait for engines.  [default: 0]")] = None,
-    log_level: Annotated[str, typer.Option(help="Least severe messages to log.")] = "INFO",
+    log_level: Annotated[
+        LogLevel, typer.Option(help="Least severe messages to log.", case_sensitive=False)
+    ] = LogLevel.INFO,
 ) -> None:
     """Route requests to Prefillers and Decoders."""
     from schedloom.router.serve import configure_logging, run
 
-    configure_logging(log_level.upper())
+    configure_logging(log_level.value)
     given = _given(host=host, port=port, start_wait_seconds=wait)
     if enable_decoder_append_prefill:
         given["enable_decoder_append_prefill"] = True
@@ -38,6 +50,8 @@ def route(
     if named or config is None:
         given["workers"] = named
     try:
+        if not named and config is None:
+            raise ConfigurationError("no engine is named: give --prefill URL and --decode URL, or --config FILE")
         run(router_settings((read_file(config) if config is not None else {}) | given))
     except ConfigurationError as error:
         typer.echo(f"schedloom route: {error}", err=True)

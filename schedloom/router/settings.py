@@ -21,6 +21,10 @@ Seconds = Annotated[float, Field(gt=0)]
 
 def _checked_url(url: str) -> str:
     parts = urlsplit(url)
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"{url!r} has no usable port; write it as http://host:port") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is not an engine's address; write it as http://host:port")
     if parts.query or parts.fragment or parts.username:

@@ -1,0 +1,22 @@
+"""X8: what cannot be used is refused in one sentence."""
+
+import pytest
+from typer.testing import CliRunner
+
+from schedloom.cli import app
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "no engine is named: give --prefill URL and --decode URL, or --config FILE"),
+        (["--prefill", "http://127.0.0.1:99999", "--decode", "http://127.0.0.1:1"], "has no usable port"),
+        (["--prefill", "127.0.0.1", "--decode", "http://127.0.0.1:1"], "write it as http://host:port"),
+        (["--log-level", "loud"], "'loud' is not one of"),
+    ],
+)
+def test_refusals(arguments: list[str], sentence: str) -> None:
+    ran = CliRunner().invoke(app, ["route", *arguments])
+    assert ran.exit_code != 0
+    assert sentence in " ".join(ran.output.replace("│", " ").split())
+    assert ran.exception is None or isinstance(ran.exception, SystemExit)
