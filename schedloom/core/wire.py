@@ -71,6 +71,7 @@ class EngineContract(BaseModel):
     block_size: Annotated[int, Field(ge=1)]
     prefix_caching: bool = True
     kv_connector: str | None = None
+    kv_connectors: list[str] = []
     kv_lease_seconds: Annotated[float, Field(gt=0)] | None = None
     bidirectional_kv: bool = False
     saves_preempted_kv: bool = False

@@ -84,6 +84,11 @@ def _about_pair(newcomer: Member, other: Member) -> Iterator[str]:
             f"{agreed.block_size}, and KV moved between them would be wrong; start both with the same "
             f"--block-size"
         )
+    if contract.kv_connectors and agreed.kv_connectors and not {*contract.kv_connectors} & {*agreed.kv_connectors}:
+        yield (
+            f"{worker.origin} moves KV by {_listed(contract.kv_connectors)}, but {neighbour.origin} by "
+            f"{_listed(agreed.kv_connectors)}; name the same connector in both engines' --kv-transfer-config"
+        )
     if contract.bidirectional_kv != agreed.bidirectional_kv:
         on, off = (worker, neighbour) if contract.bidirectional_kv else (neighbour, worker)
         yield (

@@ -48,6 +48,10 @@ MISFITS: dict[str, tuple[list[FakeEngine], str]] = {
         [prefiller(block_size=32), decoder(block_size=64)],
         "start both with the same --block-size",
     ),
+    "two connectors": (
+        [prefiller(kv_connectors=["NixlConnector"]), decoder(kv_connectors=["MultiConnector", "LMCacheConnectorV1"])],
+        "name the same connector",
+    ),
     "bidirectional Prefiller only": (
         [prefiller(bidirectional_kv=True), decoder()],
         "set bidirectional_kv_xfer on both or on neither",

@@ -27,6 +27,7 @@ def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: st
         block_size=vllm_config.cache_config.block_size,
         prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
         kv_connector=transfer.kv_connector if transfer else None,
+        kv_connectors=sorted(connectors),
         kv_lease_seconds=None if nixl is None else float(nixl.get("kv_lease_duration", NIXL_DEFAULT_LEASE_SECONDS)),
         bidirectional_kv=bool(nixl and nixl.get("bidirectional_kv_xfer")),
         saves_preempted_kv=CONNECTOR in connectors,
