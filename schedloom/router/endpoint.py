@@ -62,6 +62,8 @@ class Generation:
             return "served" if reply.succeeded else "client_left"
         except Failure as failure:
             await reply.stop(failure)
+            if reply.succeeded:
+                return "served"
             return "refused" if failure.status < 500 else "failed"
         except asyncio.CancelledError:
             await reply.stop(Failure.own(503, "The router is shutting down.", "shutting_down"))

@@ -187,3 +187,13 @@ async def test_a_request_that_takes_too_long_ends_in_an_error(bench: Make, begun
         assert received.objects[-1]["error"]["code"] == "request_timeout"
     else:
         assert (received.status, received.json["error"]["code"]) == (504, "request_timeout")
+
+
+async def test_a_deadline_that_comes_after_the_end_changes_nothing(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d, request_timeout_seconds=0.05)
+    finish = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    d.script = [Answer(200, EVENTS, [*map(event_bytes, [WORD, finish, "[DONE]"]), asyncio.Event()])]
+    received = await router.client.chat("s", stream=True)
+    assert received.ended and received.events[-1] == "[DONE]"
+    assert router.count("requests_total", route="pd", outcome="served") == 1
