@@ -49,7 +49,7 @@ async def _serve(settings: RouterSettings) -> None:
             date_header=False,
             timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
         )
-        await _Server(config, app, address_of(settings.host, listener)).serve(sockets=[listener])
+        await Server(config, app, address_of(settings.host, listener)).serve(sockets=[listener])
     finally:
         listener.close()
         await app.close()
@@ -64,7 +64,7 @@ def _protocol(settings: RouterSettings) -> type[LimitedProtocol]:
     return type("Protocol", (LimitedProtocol,), limits)
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Says when it is ready, and ends by returning."""
 
     def __init__(self, config: uvicorn.Config, app: RouterApp, address: str) -> None:

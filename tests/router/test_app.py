@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
+import uvicorn
 
 from schedloom import __version__
 from schedloom.core.hookspecs import hookimpl
 from schedloom.core.policy import Policy
 from schedloom.core.routing import Attempt, Route, SessionOwner
 from schedloom.core.wire import Role
+from schedloom.router.serve import Server
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import contract, decoder, prefiller
 
@@ -27,6 +30,18 @@ async def test_the_pages_around(bench: Make) -> None:
     ready = await router.client.get("/ready")
     assert (ready.status, ready.json["engines"]) == (200, {"engine-0": "ready", "engine-1": "ready"})
     assert (await router.client.get("/version")).json == {"version": __version__}
+
+
+async def test_from_the_signal_on_nothing_new_is_taken(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    server = Server(uvicorn.Config(router.app, log_config=None), router.app, "nowhere")
+    server.handle_exit(signal.SIGTERM, None)
+    received = await router.client.chat("s")
+    assert (received.status, received.headers["retry-after"]) == (503, "1")
+    assert (await router.client.get("/ready")).status == 503
+    assert (await router.client.get("/health")).status == 200
+    assert server.should_exit and p.seen == []
 
 
 UNLISTED = (
