@@ -195,8 +195,6 @@ class Bench:
         entry = self.ledger.entries[name]
         entry.transfer_failed |= failed
         entry.held = True
-        if self.oracles.salted:
-            self.oracles.note_writer(name, self.engine.blocks_of(name))
         complaint = self.engine.settle(name, failed)
         if complaint:
             self._accuse("KV-4", f"{name}: {complaint}")

@@ -34,9 +34,9 @@ class Oracles:
             self._preempted(preemption.request_id, preemption.deferred, preemption.reset)
         if report.admitted:
             self._admitted(report)
-        elif self.salted:
+        if self.salted:
             for request_id, blocks in report.blocks.items():
-                self.note_writer(request_id, blocks)
+                self._note_writer(request_id, blocks)
         self._blocks()
         self._liveliness(report, squeezed)
 
@@ -65,7 +65,7 @@ class Oracles:
                 shared = report.blocks[request_id][: computed // self._cell.block_size]
                 self._joined(entry, computed, shared if self.salted else [])
             if self.salted and request_id in report.blocks:
-                self.note_writer(request_id, report.blocks[request_id])
+                self._note_writer(request_id, report.blocks[request_id])
 
     def _joined(self, entry: Entry, computed: int, shared: list[int]) -> None:
         received = entry.order.transfer == "receive"
@@ -102,7 +102,7 @@ class Oracles:
                 self._accuse("ISO-1", f"{entry.order.request_id} shares block {block} across cache salts")
         self.events["salted hit"] += salt is not None
 
-    def note_writer(self, request_id: str, blocks: list[int]) -> None:
+    def _note_writer(self, request_id: str, blocks: list[int]) -> None:
         salt = self._ledger.entries[request_id].order.salt
         for block in blocks:
             self._writers[block] = salt

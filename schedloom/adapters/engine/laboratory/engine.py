@@ -44,10 +44,13 @@ class Output:
 
 @dataclass(slots=True)
 class Report:
-    """One step. ``scheduled`` counts tokens; ``admitted`` maps a request that (re)joins to its tokens already computed;
-    ``blocks`` are those that each request was given, by (re)joining or as it grew; ``counted`` are the requests that
-    entered the statistics of the prefix cache; ``outputs`` is what came out of the oldest step in flight, or None when
-    none was finished."""
+    """One step.
+
+    ``scheduled`` counts tokens; ``admitted`` maps a request that (re)joins to its tokens already computed; ``blocks``
+    are those that each request was given, by (re)joining, as it grew or for a transfer; ``counted`` are the requests
+    that entered the statistics of the prefix cache; ``outputs`` is what came out of the oldest step in flight, or None
+    when none was finished.
+    """
 
     scheduled: dict[str, int] = field(default_factory=dict)
     admitted: dict[str, int] = field(default_factory=dict)
@@ -175,7 +178,10 @@ class Engine(Books):
         plan = self.runner.dispatch(output)
         transferred = self._transfer(output.finished_req_ids) if worker is not None else None
         self._in_flight.append((output, plan, transferred))
-        return _report(output)
+        report = _report(output)
+        begun, self.fabric.begun = self.fabric.begun, []
+        report.blocks |= {request_id: self.blocks_of(request_id) for request_id in begun}
+        return report
 
     def _handle_preemptions(self, output: Any) -> None:
         if self._worker is not None:
