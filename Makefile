@@ -5,7 +5,7 @@ JSON   ?=
 BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench-scheduler setup clean
+.PHONY: help demo test lint conformance bench-scheduler setup clean
 
 help:  ## Print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ lint: setup  ## Check style, types and the borders between the rooms
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+conformance: setup  ## The core profile of the conformance suite (20 minutes and more); JSON=PATH keeps the figures
+	@$(BIN)/schedloom conformance run --profile core --report conformance-report.yaml $(if $(JSON),--json $(JSON))
 
 bench-scheduler: setup  ## What composed schedulers cost, as ratios to vLLM's own; JSON=PATH keeps the figures
 	@$(BIN)/pytest benchmarks --benchmark-columns=median,iqr,rounds $(if $(JSON),--figures $(JSON))
