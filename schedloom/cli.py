@@ -16,7 +16,9 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.demo.command import demo
 from schedloom.router.commands import route
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+HELP = "Scheduling policies for disaggregated LLM serving: route requests, compose, explain and check policies."
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 for command in (route, policies, explain, doctor, new_policy, demo):
     app.command()(command)
 app.add_typer(config, name="config")

@@ -90,10 +90,18 @@ def _side(values: Mapping[str, Any], path: Path) -> Side:
             if values["kind"] == side:
                 return side
         raise ConfigurationError(f"{path}: kind is {values['kind']!r}; {suggestion(str(values['kind']), sides)}")
+    if {SECTION, *_ADDITIONAL} & values.keys():
+        return "engine"
     shapes = [side for side in sides if _own_keys(side) & values.keys()]
     if len(shapes) != 1:
-        raise ConfigurationError(f"{path} may be for any side; say which in a key kind: {' or '.join(sides)}")
+        unknown = [key for key in values if not any(key in model.model_fields for model in section_models().values())]
+        hint = f" (key {unknown[0]!r}: {suggestion(str(unknown[0]), _known_keys())})" if unknown else ""
+        raise ConfigurationError(f"{path} may be for either side{hint}; say which in a key kind: {' or '.join(sides)}")
     return shapes[0]
+
+
+def _known_keys() -> list[str]:
+    return sorted({SECTION, *_ADDITIONAL, *(key for model in section_models().values() for key in model.model_fields)})
 
 
 def _own_keys(side: Side) -> set[str]:

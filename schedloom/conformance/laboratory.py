@@ -132,5 +132,7 @@ def load_laboratory(name: str = "vllm") -> Laboratory:
     try:
         laboratory: Laboratory = found[name].load()()
     except ImportError as error:
-        raise ConfigurationError(f"laboratory {name!r} has no engine here: {error}; install schedloom[cpu]") from error
+        raise ConfigurationError(
+            f"laboratory {name!r} has no engine here: {error}; it needs vLLM (docs/cpu-engines.md)"
+        ) from error
     return laboratory

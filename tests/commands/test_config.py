@@ -26,6 +26,7 @@ ENGINE = "policies:\n- name: append_prefill\n  max_append_tokens: 5\n"
         ("scheduler_config: {decoder_append_prefill_enable: true}", "fits the engine; policies on: append_prefill"),
         ("decoder_append_prefill_enable: false", "fits the engine; policies on: none"),
         ('{"additional_config": {"scheduler_config": {"policies": []}, "other": 1}}', "fits the engine"),
+        ("port: 8000\nadditional-config: {scheduler_config: {policies: []}}", "fits the engine"),
         ('model: m\nadditional-config: \'{"scheduler_config": {"policies": []}}\'', "fits the engine"),
         (ROUTER, "fits the router; policies on: none"),
         (f"kind: router\nenable_decoder_append_prefill: true\n{ROUTER}", "policies on: session_owner"),
@@ -44,8 +45,8 @@ SECTION = "additional_config.scheduler_config"
     ("text", "sentence"),
     [
         ("kind: engin\npolicies: []", "kind is 'engin'; did you mean 'engine'?"),
-        ("policies: []", "may be for any side; say which in a key kind: engine or router"),
-        ("scheduler_config: {}\nworkers: []", "may be for any side; say which in a key kind: engine or router"),
+        ("policies: []", "may be for either side; say which in a key kind: engine or router"),
+        ("scheduler_confg: {}", "key 'scheduler_confg': did you mean 'scheduler_config'"),
         ("- a", "must hold a mapping at its top level"),
         ("a: [", "is neither YAML nor JSON"),
         ("kind: engine\npolicies: []\npolicies: []", "key 'policies' stands twice"),
