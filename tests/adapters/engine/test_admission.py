@@ -8,6 +8,7 @@ import pytest
 from schedloom import Policy, hookimpl
 from schedloom.adapters.engine.parts import admission
 from schedloom.adapters.engine.parts.admission import RECHECK_INTERVAL_STEPS
+from schedloom.adapters.engine.views import VllmRequestView
 from schedloom.core.decisions import Admission, Verdict
 from schedloom.core.registry import Registry
 from schedloom.core.views import EngineView, RequestView
@@ -191,3 +192,27 @@ def test_an_admitted_prefix_is_looked_up_once(make: Make) -> None:
     runner.scheduler.add_request(make_request("warm", prompt, marked=True))
     runner.drain()
     assert look_ups == ["warm"]
+
+
+def test_a_rejected_request_is_no_finished_answer_to_its_connector(make: Make) -> None:
+    """A P/D connector keeps the KV of a request that stopped, for a pull that here never comes."""
+    from vllm.v1.request import RequestStatus
+
+    runner = make("append_prefill")
+    ended: list[RequestStatus] = []
+    connector = runner.scheduler.connector
+    finished = connector.request_finished
+    connector.request_finished = lambda request, *rest: (ended.append(request.status), finished(request, *rest))[1]  # type: ignore[func-returns-value]
+    runner.scheduler.add_request(make_request("cold", tokens(2, 300), marked=True))
+    runner.drain()
+    assert ended == [RequestStatus.FINISHED_ABORTED]
+
+
+def test_an_older_look_up_does_not_admit(make: Make) -> None:
+    runner = make("append_prefill")
+    request = make_request("attempt", warm_up(runner) + tokens(3, 20), marked=True)
+    assert runner.scheduler.view.reusable_kv(VllmRequestView(request)).resident > 128
+    assert runner.scheduler.reset_prefix_cache()
+    runner.scheduler.add_request(request)
+    runner.drain()
+    assert runner.ended["attempt"] == REJECTED
