@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points, version
 
 import typer
@@ -68,8 +68,8 @@ def _policy(name: str, registry: Registry) -> Finding:
     return Finding(Health.OK, "policy", f"{name} of {registry.package(name)}")
 
 
-def _ask(point: EntryPoint) -> Iterable[Finding]:
+def _ask(point: EntryPoint) -> Iterator[Finding]:
     try:
-        return list(point.load()())
+        yield from point.load()()
     except Exception as error:
-        return [Finding(Health.FAIL, point.name, f"cannot be examined: {type(error).__name__}: {error}")]
+        yield Finding(Health.FAIL, point.name, f"cannot be examined: {type(error).__name__}: {error}")

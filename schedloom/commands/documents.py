@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from schedloom.core.composition import PolicyChoice
 from schedloom.core.config import PATH, SECTION
-from schedloom.core.errors import ConfigurationError, explain, suggestion
+from schedloom.core.errors import ConfigurationError, complaints, suggestion
 from schedloom.core.hooks import Side
 
 GROUP: Final = "schedloom.configurations"
@@ -49,7 +49,7 @@ def section_models() -> Mapping[Side, type[BaseModel]]:
 
 
 def read_document(path: Path) -> Document:
-    """Raises ConfigurationError for the first thing in the file that does not fit."""
+    """Raises ConfigurationError with a sentence for each thing in the file that does not fit."""
     values = _read_mapping(path)
     side = _side(values, path)
     section = _engine_section(values, path) if side == "engine" else values
@@ -57,7 +57,7 @@ def read_document(path: Path) -> Document:
     try:
         return Document(side, model.model_validate(section))  # type: ignore[arg-type]
     except ValidationError as error:
-        raise ConfigurationError(f"{path}: {explain(error, model, _ROOT[side])}") from error
+        raise ConfigurationError(*(f"{path}: {one}" for one in complaints(error, model, _ROOT[side]))) from error
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def explain(
     facts = _facts(document, found, registry)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
-    else:
+    elif found.policies or not found.complaints:
         _print(facts)
     if found.complaints:
         complain(*found.complaints)

@@ -87,7 +87,7 @@ class Judge:
             try:
                 self._composed[names] = subjects.build(names, self._registry)
             except ConfigurationError as error:
-                self._composed[names] = str(error)
+                self._composed[names] = error.sentences[0]
         return self._composed[names]
 
 

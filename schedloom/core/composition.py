@@ -10,7 +10,8 @@ import pluggy
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from schedloom.core.claims import conflicts
-from schedloom.core.errors import ConfigurationError, explain
+from schedloom.core.errors import ConfigurationError
+from schedloom.core.errors import complaints as explained
 from schedloom.core.hooks import Side, check_hooks, hooks_of, side_of, specified_hooks
 from schedloom.core.hookspecs import PROJECT, SPECIFICATIONS
 from schedloom.core.policy import Policy
@@ -77,11 +78,11 @@ def compose(choices: Sequence[PolicyChoice], registry: Registry | None = None, s
     """Build the policies that ``choices`` name, for one ``side`` or for both.
 
     The order of ``choices`` does not matter: policies stand in the order of their names. Raises ConfigurationError
-    with the first complaint of ``review``; what has none is a composition.
+    with the complaints of ``review``; what has none is a composition.
     """
     found = review(choices, registry, side)
-    for complaint in found.complaints:
-        raise ConfigurationError(complaint)
+    if found.complaints:
+        raise ConfigurationError(*found.complaints)
     return PolicySet(found.policies, _hook_table(found.policies))
 
 
@@ -104,7 +105,7 @@ def review(choices: Sequence[PolicyChoice], registry: Registry | None = None, si
         try:
             policies[choice.name] = _build(choice, registry, side)
         except ConfigurationError as error:
-            complaints.append(str(error))
+            complaints += error.sentences
     built = tuple(policies.values())
     return Review(built, (*complaints, *map(str, conflicts(built))))
 
@@ -119,7 +120,8 @@ def _build(choice: PolicyChoice, registry: Registry, side: Side | None) -> Polic
     try:
         return policy(policy.Settings.model_validate(choice.settings))
     except ValidationError as error:
-        raise ConfigurationError(f"policy {policy.name!r}: {explain(error, policy.Settings, choice.path)}") from error
+        found = explained(error, policy.Settings, choice.path)
+        raise ConfigurationError(*(f"policy {policy.name!r}: {sentence}" for sentence in found)) from error
 
 
 def _check_side(policy: type[Policy], side: Side | None) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,6 +16,9 @@ PATH: Final = f"additional_config.{SECTION}"
 
 SWITCHES: Final = {"decoder_append_prefill_enable": "append_prefill"}
 """Keys that switch one policy on with its defaults."""
+
+_MISSPELLED: Final = 0.85
+"""How alike a key must be to one of ours to be taken for it (``difflib``'s ratio)."""
 
 
 class SchedulerSection(BaseModel):
@@ -41,8 +45,9 @@ class SchedulerSection(BaseModel):
 def read_section(additional_config: Any) -> SchedulerSection:
     """The section of an engine's ``additional_config``.
 
-    A section in which nothing of ours is on is somebody else's business and reads as empty, whatever else it holds.
-    Raises ConfigurationError when something is on and the section does not fit.
+    A section in which nothing of ours is on is somebody else's business and reads as empty, whatever else it holds,
+    but for a key that is one of ours misspelled. Raises ConfigurationError for such a key, and when something is on
+    and the section does not fit.
     """
     section = additional_config.get(SECTION) if isinstance(additional_config, Mapping) else None
     if not isinstance(section, Mapping) or not _switches_on(section):
@@ -59,4 +64,9 @@ def parse_section(section: Mapping[str, Any]) -> SchedulerSection:
 
 
 def _switches_on(section: Mapping[str, Any]) -> bool:
-    return any(section.get(key) for key in SchedulerSection.model_fields)
+    known = SchedulerSection.model_fields
+    return any(value and (key in known or _is_near(key, known)) for key, value in section.items())
+
+
+def _is_near(key: object, known: Iterable[str]) -> bool:
+    return isinstance(key, str) and bool(get_close_matches(key, known, n=1, cutoff=_MISSPELLED))

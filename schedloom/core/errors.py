@@ -7,10 +7,18 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot be used as it stands. The message is one sentence and says what to change."""
+    """A configuration that cannot be used as it stands: one sentence for each complaint, which says what to change."""
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__(*sentences)
+        self.sentences = sentences
+
+    def __str__(self) -> str:
+        return "; ".join(self.sentences)
 
 
 def suggestion(name: str, known: Iterable[str], described: str = "known") -> str:
@@ -21,18 +29,30 @@ def suggestion(name: str, known: Iterable[str], described: str = "known") -> str
 
 
 def explain(error: ValidationError, model: type[BaseModel], path: str = "") -> str:
-    """One complaint of ``error`` in one sentence, with its place under ``path``, where ``model`` stands.
+    """The first of all ``complaints``."""
+    return complaints(error, model, path)[0]
+
+
+def complaints(error: ValidationError, model: type[BaseModel], path: str = "") -> list[str]:
+    """All complaints of ``error``, each in one sentence, with its place under ``path``, where ``model`` stands.
 
     An unknown key is told together with the nearest key that is known in its place, and before anything else: a
     misspelled key is the usual reason for a missing one.
     """
-    first = min(error.errors(), key=lambda complaint: complaint["type"] != "extra_forbidden")
-    location = first["loc"]
+    found = sorted(error.errors(), key=lambda complaint: complaint["type"] != "extra_forbidden")
+    return [_sentence(complaint, model, path) for complaint in found]
+
+
+def _sentence(complaint: ErrorDetails, model: type[BaseModel], path: str) -> str:
+    location, kind = complaint["loc"], complaint["type"]
     where = place(path, location) or "the section"
-    if first["type"] == "extra_forbidden":
-        known = _keys_at(model, location[:-1])
-        return f"unknown key {where!r}; {suggestion(str(location[-1]), known)}"
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    if kind == "extra_forbidden":
+        return f"unknown key {where!r}; {suggestion(str(location[-1]), _keys_at(model, location[:-1]))}"
+    if kind == "missing":
+        return f"{where} is missing"
+    message = complaint["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
+    found = complaint["input"]
+    return f"{where}: {message}, not {found!r}" if isinstance(found, bool | int | float) else f"{where}: {message}"
 
 
 def place(path: str, location: Sequence[int | str]) -> str:

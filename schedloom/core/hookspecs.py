@@ -6,14 +6,23 @@ when a composition is made, into tuples of plain callables: no plugin machinery 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import pluggy
 
 if TYPE_CHECKING:
     from schedloom.core.decisions import Admission, Lane, Recovery, StepOutcome, StepPlan
-    from schedloom.core.routing import Attempt, FleetView, RouteRequest, SessionOwner
+    from schedloom.core.routing import (
+        Attempt,
+        AttemptReport,
+        Candidate,
+        FleetView,
+        Leg,
+        RouteRequest,
+        RoutingView,
+        SessionOwner,
+    )
     from schedloom.core.views import EngineView, RequestView
 
 PROJECT = "schedloom"
@@ -105,6 +114,32 @@ class RouterHooks:
         ``owner`` is the Decoder instance and data-parallel rank that served this session's last successful turn, or
         ``None`` when there is no session, no earlier turn, or the instance has gone or restarted since.
         """
+
+    @hookspec
+    def filter_workers(
+        self, request: RouteRequest, leg: Leg, candidates: Sequence[Candidate], view: RoutingView
+    ) -> Collection[Candidate] | None:
+        """Name those of ``candidates`` that may serve this leg; ``None`` keeps them all.
+
+        ``candidates`` are healthy, not full and not avoided after a failure, where any such are left. Filters are asked
+        in the order of their policies' names, each about what the one before left. For PREFILL and DECODE a filter
+        that would leave nobody is passed over: no request is refused by one. For APPEND the only candidate is the one
+        that a plan names, and leaving it out means that the local attempt is not made.
+        """
+
+    @hookspec
+    def score_workers(
+        self, request: RouteRequest, leg: Leg, candidates: Sequence[Candidate], view: RoutingView
+    ) -> Sequence[float] | None:
+        """Say how well each of ``candidates`` suits this leg, from 0 to 1 and in their order; ``None`` is no opinion.
+
+        The highest sum wins, in which each policy's score counts by the ``weight`` among its settings, or by 1. Equal
+        sums go to the least busy, and among equally busy ones to each in turn.
+        """
+
+    @hookspec
+    def attempt_finished(self, request: RouteRequest, report: AttemptReport, view: RoutingView) -> None:
+        """An attempt on one worker has ended, one way or another. Learn from it."""
 
 
 SPECIFICATIONS = (EngineHooks, RouterHooks)

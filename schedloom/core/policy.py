@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from schedloom.core.claims import Claims
 
@@ -34,6 +34,13 @@ class PolicySettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class ScoreSettings(PolicySettings):
+    """The base of the settings of a policy that scores workers."""
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """How much this policy's scores count beside those of others."""
+
+
 class Policy:
     """A scheduling policy: hook implementations over typed settings.
 
@@ -50,6 +57,8 @@ class Policy:
     claims: ClassVar[Claims] = Claims()
     reads_peers: ClassVar[bool] = False
     """Whether the engine is to publish its load, and to show that of its peers in ``view.peers``."""
+    reads_tokens: ClassVar[bool] = False
+    """Whether the router is to have every prompt tokenized by an engine, and to show it in ``request.token_ids``."""
 
     def __init__(self, settings: Any = None) -> None:
         self.settings = settings if settings is not None else self.Settings()

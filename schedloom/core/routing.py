@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from functools import cached_property
+from random import Random
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from schedloom.core.wire import EngineContract
+
+PREFIX_BLOCK_BYTES: Final = 1024
+"""Bytes of a prompt that ``RouteRequest.prefix_blocks`` takes together."""
+
+_NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
 
 class Route(str, Enum):
@@ -23,6 +31,18 @@ class Route(str, Enum):
     DECODE = "decode"
 
 
+class Leg(str, Enum):
+    """The part of a request's work that a worker is chosen for.
+
+    PREFILL: computing the prompt's KV. DECODE: the output, with KV pulled from a Prefiller or computed on the spot.
+    APPEND: a local attempt on the worker that a plan names; here filters alone are asked, and whether it is made.
+    """
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    APPEND = "append"
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOwner:
     """The Decoder that holds a session's KV: which instance, which life of it, which data-parallel rank."""
@@ -32,16 +52,44 @@ class SessionOwner:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RouteRequest:
-    """A request to be routed. ``splittable`` is false for what a single transfer cannot serve (several choices, several
-    prompts, prompt echo or prompt log-probabilities)."""
+    """A request to be routed. What costs anything is worked out when a policy first asks for it.
+
+    ``splittable`` is false for what a single transfer cannot serve (several choices, several prompts, prompt echo or
+    prompt log-probabilities). ``hints`` are the client's headers that begin with ``x-schedloom-``, by the rest of
+    their names. ``cache_salt`` keeps the engines' prefix caches of several tenants apart. ``token_ids`` are the
+    prompt's, where a policy with ``reads_tokens`` is on and they could be had.
+    """
 
     request_id: str
     model: str
     session: str | None
     body_bytes: int
     splittable: bool
+    hints: Mapping[str, str] = _NO_HINTS
+    cache_salt: str | None = None
+    token_ids: Sequence[int] | None = None
+    read_prompt: Callable[[], bytes] = field(default=bytes, repr=False, compare=False)
+
+    @cached_property
+    def prompt(self) -> bytes:
+        """What the model is asked, tools first: prompts with a common beginning have a common prefix here too."""
+        return self.read_prompt()
+
+    @cached_property
+    def prefix_blocks(self) -> tuple[int, ...]:
+        """One number for each whole block of ``prompt``, which stands for the prompt up to the end of that block.
+
+        Equal for equal prefixes of one model and salt, within this process.
+        """
+        return tuple(self._chain())
+
+    def _chain(self) -> Iterator[int]:
+        link, prompt = hash((self.model, self.cache_salt)), self.prompt
+        for end in range(PREFIX_BLOCK_BYTES, len(prompt) + 1, PREFIX_BLOCK_BYTES):
+            link = hash((link, prompt[end - PREFIX_BLOCK_BYTES : end]))
+            yield link
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +105,84 @@ class Attempt:
     expected_cost: float = 0.0
 
 
+class Candidate(Protocol):
+    """One data-parallel rank of one engine, as a routing policy sees it. The object is the same for one life of it."""
+
+    @property
+    def name(self) -> str:
+        """Of the engine."""
+        ...
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def contract(self) -> EngineContract: ...
+    @property
+    def in_flight(self) -> int:
+        """Requests that this router has under way there."""
+        ...
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """The size of their bodies, which stands for their tokens: about four bytes make one."""
+        ...
+
+
+class Residency(Protocol):
+    """The KV that engines say they hold."""
+
+    def tokens(self, candidate: Candidate, token_ids: Sequence[int], cache_salt: str | None) -> int | None:
+        """How many of a prompt's first tokens have their KV there; ``None`` where nobody tells."""
+        ...
+
+
+class RoutingView(Protocol):
+    """What a routing policy sees beside the request and the candidates."""
+
+    @property
+    def now(self) -> float:
+        """Seconds of a monotonic clock: the only clock that a policy may read."""
+        ...
+
+    @property
+    def random(self) -> Random:
+        """The only source of chance that a policy may use."""
+        ...
+
+    @property
+    def residency(self) -> Residency: ...
+
+
+class Ending(str, Enum):
+    """How an attempt ended. LEFT: it says nothing about the worker, its client left or was at fault."""
+
+    ANSWERED = "answered"
+    FULL = "full"
+    FAILED = "failed"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """What became of one attempt on one worker.
+
+    Times are in seconds from the dispatch; ``first_byte`` is the answer's head, for PREFILL the whole answer, and
+    ``None`` when there was none. ``bytes_before`` and ``requests_before`` are what was under way there at the dispatch.
+    Tokens are what the answer says of itself, ``None`` where it does not.
+    """
+
+    leg: Leg
+    candidate: Candidate
+    ending: Ending
+    seconds: float
+    first_byte: float | None = None
+    requests_before: int = 0
+    bytes_before: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+
+
 class WorkerView(Protocol):
     """One engine, as a routing policy sees it."""
 
@@ -66,6 +192,10 @@ class WorkerView(Protocol):
     def contract(self) -> EngineContract: ...
     @property
     def in_flight(self) -> int: ...
+    @property
+    def load(self) -> float:
+        """Requests under way per rank."""
+        ...
 
 
 class FleetView(Protocol):

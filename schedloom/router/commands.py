@@ -50,11 +50,12 @@ def route(
     if named or config is None:
         given["workers"] = named
     try:
-        if not named and config is None:
-            raise ConfigurationError("no engine is named: give --prefill URL and --decode URL, or --config FILE")
+        if config is None and not (prefill and decode):
+            raise ConfigurationError("give --prefill URL and --decode URL, each at least once, or --config FILE")
         run(router_settings((read_file(config) if config is not None else {}) | given))
     except ConfigurationError as error:
-        typer.echo(f"schedloom route: {error}", err=True)
+        for sentence in error.sentences:
+            typer.echo(f"schedloom route: {sentence}", err=True)
         raise typer.Exit(1) from error
 
 

@@ -134,12 +134,13 @@ class Membership:
                 raise ConfigurationError(worker.trouble)
 
     def _refuse_gaps(self) -> None:
-        for kind, role, ready in (
+        needed = (
             ("Prefiller", "prefill", self._fleet.prefillers),
             ("Decoder", "decode", self._fleet.decoders),
-        ):
-            if not ready:
-                raise ConfigurationError(_nobody_reached(kind, role, self._fleet))
+        )
+        gaps = [_nobody_reached(kind, role, self._fleet) for kind, role, ready in needed if not ready]
+        if gaps:
+            raise ConfigurationError(*gaps)
 
     async def _contract_of(self, worker: Worker) -> EngineContract:
         """Raises UpstreamError when it cannot be asked, ConfigurationError when its answer cannot be used."""

@@ -11,7 +11,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from schedloom.core.composition import PolicyChoice
-from schedloom.core.errors import ConfigurationError, explain
+from schedloom.core.errors import ConfigurationError, complaints
 from schedloom.core.wire import EngineContract
 
 OWNER_POLICY = "session_owner"
@@ -52,6 +52,14 @@ class WorkerSettings(BaseModel):
     contract: DeclaredContract | None = None
 
 
+def _named_once(workers: list[WorkerSettings]) -> list[WorkerSettings]:
+    urls = [worker.url for worker in workers]
+    for url in urls:
+        if urls.count(url) > 1:
+            raise ValueError(f"{url} is named twice; name an engine that does both once, without a role")
+    return workers
+
+
 class ApiKeySettings(BaseModel):
     """One API key and the tenant it belongs to; a tenant may have several."""
 
@@ -86,7 +94,7 @@ class RouterSettings(BaseModel):
     kind: Literal["router"] = "router"
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
-    workers: Annotated[list[WorkerSettings], Field(min_length=1)]
+    workers: Annotated[list[WorkerSettings], Field(min_length=1), AfterValidator(_named_once)]
     policies: list[PolicyChoice] = []
     enable_decoder_append_prefill: bool = False
 
@@ -135,13 +143,12 @@ class RouterSettings(BaseModel):
 
 
 def router_settings(values: Mapping[str, Any]) -> RouterSettings:
-    """Settings from plain values. Raises ConfigurationError with one sentence about the first that does not
-    fit.
-    """
+    """Settings from plain values. Raises ConfigurationError with a sentence about each that does not fit."""
     try:
         return RouterSettings.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigurationError(f"router configuration: {explain(error, RouterSettings)}") from error
+        found = complaints(error, RouterSettings)
+        raise ConfigurationError(*(f"router configuration: {sentence}" for sentence in found)) from error
 
 
 def read_file(path: Path) -> dict[str, Any]:

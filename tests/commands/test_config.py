@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from schedloom import __version__
 from schedloom.commands import documents
 from schedloom.commands.schema import json_schema
 from schedloom.core.errors import ConfigurationError
@@ -51,7 +52,7 @@ SECTION = "additional_config.scheduler_config"
         ("a: [", "is neither YAML nor JSON"),
         ("kind: engine\npolicies: []\npolicies: []", "key 'policies' stands twice"),
         ("kind: engine\npolices: []", f"unknown key '{SECTION}.polices'; did you mean 'policies'?"),
-        ("scheduler_config:", f"{SECTION}: Input should be a valid dictionary"),
+        ("scheduler_config:", f"{SECTION}: must be a valid dictionary"),
         ("additional_config: {}", "additional_config has no scheduler_config"),
         ("additional_config: '{'", "additional_config is no JSON"),
         (f"kind: engine\n{ENGINE}- name: tpot_gard", f"{SECTION}.policies[1]: there is no policy named 'tpot_gard'"),
@@ -77,6 +78,20 @@ def test_every_complaint_is_told(schedloom: Command) -> None:
     Path("file").write_text("kind: engine\npolicies: [{name: x}, {name: session_owner}]")
     ended = schedloom("config", "validate", "file")
     assert (ended.status, len(ended.err.splitlines()), ended.out) == (1, 2, "")
+
+
+def test_every_key_and_setting_that_does_not_fit_is_told(schedloom: Command) -> None:
+    Path("file").write_text("kind: router\nworkers: [{url: x}, {ulr: y}]\nport: 0.5\n")
+    told = schedloom("config", "validate", "file").err
+    assert len(told.splitlines()) == 4, told
+    assert all(place in told for place in ("workers[1].ulr", "workers[0].url", "workers[1].url", "port"))
+    Path("file").write_text("kind: engine\npolicies: [{name: append_prefill, max_append_tokens: 0, a: 1}]")
+    ended = schedloom("explain", "file")
+    assert len(ended.err.splitlines()) == 2 and ended.out == "", ended
+
+
+def test_the_version(schedloom: Command) -> None:
+    assert schedloom("--version").out == f"schedloom {__version__}\n"
 
 
 def test_a_missing_file_and_a_missing_argument(schedloom: Command) -> None:

@@ -63,7 +63,7 @@ def test_settings_reach_the_policy() -> None:
         ),
         (
             [choice("append_prefill", max_append_tokens=0)],
-            "max_append_tokens: Input should be greater than or equal to 1",
+            "max_append_tokens: must be greater than or equal to 1",
         ),
         ([choice("session_owner", anything=1)], "unknown key 'anything'; known are: none"),
     ],

@@ -49,11 +49,15 @@ def test_off_or_absent_is_off_whatever_else_stands_there(additional: Any) -> Non
         ),
         (
             {"decoder_append_prefill_enable": "perhaps"},
-            "decoder_append_prefill_enable: Input should be a valid boolean",
+            "decoder_append_prefill_enable: must be a valid boolean",
         ),
         (
             {"policies": [{"max_append_tokens": 5}]},
-            r"additional_config\.scheduler_config\.policies\[0\]\.name: Field required",
+            r"additional_config\.scheduler_config\.policies\[0\]\.name is missing",
+        ),
+        (
+            {"decoder_append_prefil_enable": True},
+            "unknown key .*; did you mean 'decoder_append_prefill_enable'",
         ),
     ],
 )

@@ -49,10 +49,10 @@ class Settings(Strict):
         ({"by_tenant": {"a": {"sizze": 1}}}, "unknown key 'at[1].by_tenant.a.sizze'; did you mean 'size'?"),
         ({"default": {"far": 1}}, "unknown key 'at[1].default.far'; known are: size"),
         ({"model": {"kind": "learnt", "half_lif": 1}}, "unknown key 'at[1].model.learnt.half_lif'; did you mean"),
-        ({"buckets": [{"size": 0}]}, "at[1].buckets[0].size: Input should be greater than or equal to 1"),
+        ({"buckets": [{"size": 0}]}, "at[1].buckets[0].size: must be greater than or equal to 1"),
         ({"even": 3}, "at[1].even: write an even number"),
         ({"model": {"kind": "fixed"}, "even": 1, "odd": 2}, "unknown key 'at[1].odd'; known are:"),
-        ([], "at[1]: Input should be a valid dictionary"),
+        ([], "at[1]: must be a valid dictionary"),
     ],
 )
 def test_the_first_complaint_in_a_sentence(settings: object, sentence: str) -> None:

@@ -9,7 +9,8 @@ from schedloom.cli import app
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "no engine is named: give --prefill URL and --decode URL, or --config FILE"),
+        ([], "give --prefill URL and --decode URL, each at least once, or --config FILE"),
+        (["--prefill", "http://h:1"], "give --prefill URL and --decode URL, each at least once, or --config FILE"),
         (["--prefill", "http://127.0.0.1:99999", "--decode", "http://127.0.0.1:1"], "has no usable port"),
         (["--prefill", "127.0.0.1", "--decode", "http://127.0.0.1:1"], "write it as http://host:port"),
         (["--log-level", "loud"], "'loud' is not one of"),

@@ -103,6 +103,10 @@ async def test_nobody_reached_is_refused() -> None:
     d.reachable = False
     sentence = await refusal([p, d])
     assert "no Decoder can be reached" in sentence and d.origin in sentence
+    assert "Prefiller" not in sentence
+    p.reachable = False
+    sentence = await refusal([p, d])
+    assert "no Prefiller can be reached" in sentence and "no Decoder can be reached" in sentence
 
 
 async def test_an_unreadable_contract_is_refused() -> None:

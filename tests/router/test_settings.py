@@ -40,18 +40,19 @@ def test_the_switch_names_the_policy_and_keeps_a_named_ones_settings() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({}, "workers: Field required"),
+        ({}, "workers is missing"),
         ({"workers": []}, "at least 1 item"),
         ({"workers": WORKERS, "prot": 1}, "unknown key 'prot'; did you mean 'port'?"),
         ({"workers": [{"url": "localhost:1"}]}, "write it as http://host:port"),
         ({"workers": [{"url": "ftp://h:1"}]}, "write it as http://host:port"),
         ({"workers": [{"url": "http://user@h:1"}]}, "write it as http://host:port"),
         ({"workers": [{"url": "http://h:1?a=b"}]}, "write it as http://host:port"),
+        ({"workers": [{"url": "http://h:1"}, {"url": "http://h:1/"}]}, "workers: http://h:1 is named twice"),
         ({"workers": [{"url": "http://h:1", "role": "both"}]}, "workers[0].role"),
-        ({"workers": WORKERS, "port": 70000}, "port: Input should be less than"),
+        ({"workers": WORKERS, "port": 70000}, "port: must be less than"),
         (
             {"workers": WORKERS, "handoff_timeout_seconds": 0},
-            "handoff_timeout_seconds: Input should be greater",
+            "handoff_timeout_seconds: must be greater",
         ),
         ({"workers": [{"url": "http://h:1", "contract": {"role": "consumer"}}]}, "workers[0].contract.models"),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +45,7 @@ MODEL = {
 @cache
 def _model() -> str:
     folder = Path(tempfile.mkdtemp(prefix="schedloom-laboratory-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "config.json").write_text(json.dumps(MODEL))
     return str(folder)
 

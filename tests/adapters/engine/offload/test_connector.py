@@ -36,7 +36,7 @@ def test_sizes_are_read_as_people_write_them() -> None:
 @pytest.mark.parametrize(
     ("extra", "sentence"),
     [
-        ({}, "PreemptOffloadConnector: kv_connector_extra_config.host_bytes: Field required"),
+        ({}, "PreemptOffloadConnector: kv_connector_extra_config.host_bytes is missing"),
         (
             {"host_byte": 1, "host_bytes": 1},
             "unknown key 'kv_connector_extra_config.host_byte'; did you mean 'host_bytes'",
