@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -16,6 +17,14 @@ from schedloom.router.guard import (
 )
 
 SALT_KEY = "cache_salt"
+
+_PROMPT_KEYS = ("tools", "system", "instructions", "prompt", "messages", "input")
+"""What a model is asked, in the order in which engines put it into a prompt."""
+
+Marks = Mapping[str, object]
+"""What the router says to an engine under ``vllm_xargs``."""
+
+NO_MARKS: Marks = {}
 
 _REMOTE_DECODE = {
     "do_remote_decode": True,
@@ -75,6 +84,15 @@ class GenerationBody:
     def streaming(self) -> bool:
         return self.fields.get("stream") is True
 
+    @property
+    def salt(self) -> str | None:
+        salt = self.fields.get(SALT_KEY)
+        return salt if isinstance(salt, str) else None
+
+    def prompt(self) -> bytes:
+        """What the model is asked: of two prompts one of which goes on where the other ends, this does too."""
+        return written({key: self.fields[key] for key in _PROMPT_KEYS if key in self.fields}).rstrip(b'"]}')
+
     def for_release(self, transfer_parameters: dict[str, Any]) -> bytes:
         """The least that makes a Decoder take over KV that nobody needs any more."""
         return self._one_token(transfer_parameters)
@@ -94,17 +112,17 @@ class GenerationBody:
             fields["max_completion_tokens"] = 1
         return written(fields)
 
-    def for_decoder(self, transfer_parameters: dict[str, Any]) -> bytes:
+    def for_decoder(self, transfer_parameters: dict[str, Any], marks: Marks = NO_MARKS) -> bytes:
         """The client's request, with the KV that a Prefiller has ready for it."""
-        return self._with("kv_transfer_params", transfer_parameters)
+        return self._with({"kv_transfer_params": transfer_parameters}, marks)
 
-    def for_local_attempt(self) -> bytes:
+    def for_local_attempt(self, marks: Marks = NO_MARKS) -> bytes:
         """The client's request, marked: the Decoder may turn it away when it holds no usable prefix."""
-        mark = {LOCAL_ATTEMPT_KEY: PROTOCOL_VERSION}
-        own = self.fields.get(EXTRA_ARGUMENTS)
-        if own is None:
-            return self._with(EXTRA_ARGUMENTS, mark)
-        return written({**self.fields, EXTRA_ARGUMENTS: {**own, **mark}})
+        return self._with({}, {LOCAL_ATTEMPT_KEY: PROTOCOL_VERSION, **marks})
+
+    def for_one_decoder(self, marks: Marks = NO_MARKS) -> bytes:
+        """The client's request, all of it for one Decoder."""
+        return self._with({}, marks)
 
     def _season(self, salt: str) -> None:
         """The tenant's salt in place of any the client chose."""
@@ -112,14 +130,20 @@ class GenerationBody:
             self.fields = {**self.fields, SALT_KEY: salt}
             self.raw = written(self.fields)
         else:
-            self.raw = self._with(SALT_KEY, salt)
+            self.raw = self._with({SALT_KEY: salt})
             self.fields = {**self.fields, SALT_KEY: salt}
 
-    def _with(self, key: str, value: object) -> bytes:
-        """``raw`` with one more key at its end; the key must not be there yet."""
+    def _with(self, keys: dict[str, object], marks: Marks = NO_MARKS) -> bytes:
+        """``raw`` with ``keys``, which must not be there yet, and ``marks`` beside the client's own extra arguments."""
+        own = self.fields.get(EXTRA_ARGUMENTS)
+        if marks and own is not None:
+            return written({**self.fields, **keys, EXTRA_ARGUMENTS: {**own, **marks}})
+        added = {**keys, EXTRA_ARGUMENTS: marks} if marks else keys
+        if not added:
+            return self.raw
         end = self.raw.rindex(b"}")
         comma = b"," if self.fields else b""
-        return b'%b%b"%b":%b}' % (self.raw[:end], comma, key.encode(), orjson.dumps(value))
+        return b"%b%b%b}" % (self.raw[:end], comma, orjson.dumps(added)[1:-1])
 
 
 def _is_splittable(fields: dict[str, Any]) -> bool:

@@ -8,43 +8,65 @@ from typing import Any
 
 import orjson
 
+from schedloom.core.continuation import HandBack
 from schedloom.router.failures import Failure
 from schedloom.router.headers import answered
 from schedloom.router.opening import Beginning, StreamOpening, rejection_in
 from schedloom.router.reply import Reply
 from schedloom.router.sse import EventFramer, parsed, tells_an_error, without_transfer_parameters
+from schedloom.router.story import Story, handed_back, handed_back_in
+from schedloom.router.told import Differs
 from schedloom.router.upstream import UpstreamError, UpstreamResponse, header, read_all
 
 
 class Outcome(Enum):
-    """SERVED: the client has a complete answer. REJECTED: a Decoder turned a local attempt away, nothing
-    reached the client. BROKEN: output had begun, and ended in an error that the client was told.
+    """SERVED: the client has a complete answer. REJECTED: a Decoder turned a local attempt away, nothing of it
+    reached the client. HANDED_BACK: a Decoder gave a marked request back, which goes on elsewhere. BROKEN: output had
+    begun, and ended in an error that the client was told.
     """
 
     SERVED = "served"
     REJECTED = "rejected"
+    HANDED_BACK = "handed_back"
     BROKEN = "broken"
 
 
-async def relay(response: UpstreamResponse, reply: Reply, *, local: bool) -> Outcome:
-    """Hand an engine's answer to the client, unless it is the rejection of a ``local`` attempt.
+async def relay(response: UpstreamResponse, reply: Reply, *, local: bool, marked: bool = False) -> Outcome:
+    """Hand an engine's answer to the client, unless it is the rejection of a ``local`` attempt, or gives a ``marked``
+    request back.
 
-    Raises Failure, with nothing delivered, for an engine's error; UpstreamError when the engine breaks off.
+    Raises Failure, with nothing of it delivered, for an engine's error; UpstreamError when the engine breaks off.
     """
     if response.status != 200:
         raise Failure(response.status, await read_all(response), answered(response.headers))
+    if marked and reply.story is None:
+        reply.story = Story()
     if (header(response.headers, b"content-type") or b"").startswith(b"text/event-stream"):
-        return await _Stream(response, reply, local).relay()
-    return await _relay_whole(response, reply, local)
+        return await _Stream(response, reply, local, marked).relay()
+    return await _relay_whole(response, reply, local, marked)
 
 
-async def _relay_whole(response: UpstreamResponse, reply: Reply, local: bool) -> Outcome:
+async def _relay_whole(response: UpstreamResponse, reply: Reply, local: bool, marked: bool) -> Outcome:
     body = await read_all(response)
-    if local and rejection_in(body) is not None:
-        return Outcome.REJECTED
+    story = reply.story
+    reason = rejection_in(body) if local else None
+    if reason is not None:
+        return _rejected(story, reason)
+    hand_back = handed_back(body) if marked else None
+    if story is not None and hand_back is not None:
+        story.hand_back = hand_back
+        return Outcome.HANDED_BACK
+    if reply.started:
+        raise Failure.own(502, "The engine did not answer with a stream.", "not_a_stream")
     await reply.succeed()
     await reply.whole(200, answered(response.headers), _without_transfer_parameters(body))
     return Outcome.SERVED
+
+
+def _rejected(story: Story | None, reason: str) -> Outcome:
+    if story is not None:
+        story.refusal = reason
+    return Outcome.REJECTED
 
 
 def _without_transfer_parameters(body: bytes) -> bytes:
@@ -61,36 +83,71 @@ class _Stream:
     event.
     """
 
-    def __init__(self, response: UpstreamResponse, reply: Reply, local: bool) -> None:
+    def __init__(self, response: UpstreamResponse, reply: Reply, local: bool, marked: bool) -> None:
         self._response = response
         self._reply = reply
-        self._opening = StreamOpening(local=local)
+        self._local = local
+        self._marked = marked
+        self._opening = StreamOpening(local=local or marked)
         self._framer = EventFramer()
         self._told_an_error = False
 
     async def relay(self) -> Outcome:
+        try:
+            return await self._relay()
+        except Differs as difference:
+            message = f"The answer could not be continued on another engine: {difference}."
+            await self._reply.break_off(message, "continuation_differs")
+            return Outcome.BROKEN
+
+    async def _relay(self) -> Outcome:
         events = await self._open()
         if events is None:
-            return Outcome.REJECTED
-        await self._reply.start_stream(answered(self._response.headers))
-        while not self._reply.dialect.ends(events):
+            return await self._without_output()
+        while (found := self._handed_back_in(events)) is None and not self._reply.dialect.ends(events):
             if events:
-                await self._reply.write(self._checked(events))
+                await self._deliver(events)
             chunk = await self._response.read()
             if not chunk:
                 return await self._end_early()
             events = self._framer.feed(chunk)
-        return await self._end(self._checked(events))
+        return await self._end(events) if found is None else await self._give_back(*found)
+
+    def _handed_back_in(self, events: bytes) -> tuple[bytes, HandBack] | None:
+        return handed_back_in(events) if self._marked else None
+
+    async def _give_back(self, events: bytes, hand_back: HandBack) -> Outcome:
+        """What came with the hand-back itself is told again by the engine that continues."""
+        assert self._reply.story is not None, "marked requests have one"
+        self._reply.story.hand_back = hand_back
+        if events and self._reply.started:
+            await self._deliver(events)
+        await self._drain()
+        return Outcome.HANDED_BACK
+
+    async def _without_output(self) -> Outcome:
+        """A rejection; or a hand-back before any output, whose finish chunk the engine dropped."""
+        await self._drain()
+        return _rejected(self._reply.story, self._opening.reason) if self._local else Outcome.HANDED_BACK
+
+    async def _deliver(self, events: bytes) -> None:
+        events = self._checked(events)
+        if not self._reply.started:
+            await self._start()
+        if events:
+            await self._reply.write(events)
+
+    async def _start(self) -> None:
+        await self._reply.start_stream(answered(self._response.headers))
 
     async def _open(self) -> bytes | None:
-        """The events held back until an answer began; ``None`` for a rejection."""
+        """The events held back until an answer began; ``None`` for an end without any output."""
         held = b""
         while True:
             events = await self._next_events()
             beginning = self._opening.judge(events)
             held += events
             if beginning is Beginning.REJECTED:
-                await self._drain()
                 return None
             if beginning is Beginning.ERROR:
                 raise _failure_in(self._opening.error)
@@ -106,9 +163,13 @@ class _Stream:
     def _checked(self, events: bytes) -> bytes:
         if tells_an_error(events):
             self._told_an_error = True
-        return without_transfer_parameters(events)
+        events = without_transfer_parameters(events)
+        return events if self._reply.story is None else self._reply.story.news_in(events)
 
     async def _end(self, events: bytes) -> Outcome:
+        events = self._checked(events)
+        if not self._reply.started:
+            await self._start()
         if not self._told_an_error:
             await self._reply.succeed()
         await self._reply.end(events)

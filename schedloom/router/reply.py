@@ -10,6 +10,7 @@ from schedloom.core.routing import SessionOwner
 from schedloom.router.dialect import COMPLETIONS, Dialect
 from schedloom.router.failures import Failure, error_body
 from schedloom.router.headers import DECISION_HEADER, DECODER_HEADER, REQUEST_ID_HEADER
+from schedloom.router.story import Story
 from schedloom.router.upstream import Header
 
 JSON = (b"content-type", b"application/json")
@@ -19,7 +20,8 @@ class Reply:
     """Written once, front to back. ``started`` tells whether anything has left.
 
     ``on_start`` is called as the first byte leaves, ``on_success`` when an engine's answer is known to be
-    complete, before its last bytes leave: whoever reads the end may rely on what was recorded.
+    complete, before its last bytes leave: whoever reads the end may rely on what was recorded. ``story`` is kept of a
+    request that an engine may hand back.
     """
 
     def __init__(self, send: Send, dialect: Dialect = COMPLETIONS) -> None:
@@ -29,6 +31,7 @@ class Reply:
         self.succeeded = False
         self.decision = ""
         self.owner: SessionOwner | None = None
+        self.story: Story | None = None
         self.on_start: Callable[[], None] = _nothing
         self.on_success: Callable[[], Awaitable[None]] = _nothing_later
         self._send = send
