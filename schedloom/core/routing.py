@@ -67,7 +67,7 @@ class RouteRequest:
     session: str | None
     body_bytes: int
     splittable: bool
-    hints: Mapping[str, str] = _NO_HINTS
+    hints: Mapping[str, str] = field(default_factory=lambda: _NO_HINTS)
     cache_salt: str | None = None
     token_ids: Sequence[int] | None = None
     read_prompt: Callable[[], bytes] = field(default=bytes, repr=False, compare=False)

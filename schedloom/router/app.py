@@ -18,10 +18,13 @@ from schedloom.router.failures import Failure
 from schedloom.router.fleet import build_fleet
 from schedloom.router.gate import Gate
 from schedloom.router.headers import ClientHeaders
+from schedloom.router.learning import Lessons
 from schedloom.router.membership import Membership
 from schedloom.router.metrics import Metrics
 from schedloom.router.pipeline import Pipeline
 from schedloom.router.reply import JSON, Reply
+from schedloom.router.residency import NobodyTells
+from schedloom.router.selection import Excuses, Selection, View
 from schedloom.router.sessions import MemorySessions, SessionStore
 from schedloom.router.settings import RouterSettings
 from schedloom.router.tenants import Tenants
@@ -47,9 +50,16 @@ class RouterApp:
         self.sessions = sessions or MemorySessions(settings.session_capacity, settings.session_idle_seconds, clock)
         self._upstream = upstream or HttpUpstream(settings.connect_timeout_seconds)
         self.membership = Membership(self.fleet, self._upstream, settings)
-        self._attempts = Attempts(self._upstream, self.fleet, self.membership.suspect, settings, self.metrics, clock)
-        policies = compose(settings.choices)
-        pipeline = Pipeline(self._attempts, self.fleet, self.sessions, policies, self.metrics, settings)
+        policies, excuses = compose(settings.choices), Excuses(self.metrics)
+        view = View(clock, NobodyTells())
+        selection = Selection(self.fleet, policies, excuses, view)
+        lessons = Lessons(policies, excuses, view)
+        self._attempts = Attempts(
+            self._upstream, self.fleet, selection, lessons, self.membership.suspect, settings, self.metrics, clock
+        )
+        pipeline = Pipeline(
+            self._attempts, self.fleet, self.sessions, policies, selection, excuses, self.metrics, settings
+        )
         gate = Gate(settings.max_in_flight, settings.max_waiting, settings.waiting_timeout_seconds)
         self.door = Door(settings, pipeline, Tenants(settings), gate, self.metrics)
         self._created = int(time.time())

@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import functools
 import logging
-import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from schedloom.core.routing import SessionOwner
+from schedloom.core.routing import Leg
 from schedloom.router.breaker import Clock, RetryBudget
-from schedloom.router.call import Call
+from schedloom.router.call import Call, new_request_id
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet, Worker
+from schedloom.router.fleet import Fleet, Target, Worker
 from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, answered, session_value
+from schedloom.router.learning import Lessons
 from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome, relay
 from schedloom.router.reply import Reply
+from schedloom.router.selection import Selection
 from schedloom.router.settings import RouterSettings
 from schedloom.router.sse import parsed
 from schedloom.router.upstream import (
@@ -34,20 +35,6 @@ from schedloom.router.upstream import (
 )
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Target:
-    """An instance, the life it is in, and a rank of it."""
-
-    worker: Worker
-    rank: int
-    owner: SessionOwner
-
-    @classmethod
-    def of(cls, worker: Worker, rank: int | None = None) -> Target:
-        chosen = worker.least_busy_rank() if rank is None else rank
-        return cls(worker, chosen, worker.owners[chosen])
 
 
 @dataclass(slots=True)
@@ -71,6 +58,8 @@ class Attempts:
         self,
         upstream: Upstream,
         fleet: Fleet,
+        selection: Selection,
+        lessons: Lessons,
         suspect: Callable[[Worker], None],
         settings: RouterSettings,
         metrics: Metrics,
@@ -78,6 +67,8 @@ class Attempts:
     ) -> None:
         self._upstream = upstream
         self._fleet = fleet
+        self._selection = selection
+        self._lessons = lessons
         self._suspect = suspect
         self._settings = settings
         self._metrics = metrics
@@ -92,7 +83,7 @@ class Attempts:
 
     async def decode(self, call: Call, reply: Reply, target: Target | None = None) -> Outcome:
         """Have one Decoder do everything."""
-        target = target or Target.of(self._fleet.choose_decoder())
+        target = target or self._selection.decoder(call)
         dispatch = _Dispatch(target, new_request_id(), call.body.raw)
         return await self._generate(call, reply, dispatch, "decode")
 
@@ -132,11 +123,11 @@ class Attempts:
         """Once through a Prefiller and a Decoder, rather not those in ``tried``, to which both are added."""
         self._fleet.require_decoder()
         request_id = new_request_id()
-        source = Target.of(self._fleet.choose_prefiller(tried))
+        source = self._selection.prefiller(call, tried)
         tried.add(source.worker)
         parameters = await self._prefill(call, source, request_id)
         dispatch_by = self._now() + self._settings.handoff_timeout_seconds
-        chosen = target or Target.of(self._fleet.choose_decoder(tried))
+        chosen = target or self._selection.decoder(call, tried)
         tried.add(chosen.worker)
         dispatch = _Dispatch(chosen, request_id, call.body.for_decoder(parameters), dispatch_by)
         return await self._generate(call, reply, dispatch, decision)
@@ -146,9 +137,9 @@ class Attempts:
         release = functools.partial(self._release, call, request_id)
         prefill = _Dispatch(source, request_id, call.body.for_prefiller(), on_late_answer=release)
         request = self._request(call, prefill)
-        with source.worker.serving(source.rank) as service:
+        with self._lessons.serving(call, source, Leg.PREFILL) as service:
             try:
-                response = await self._upstream.send(request)
+                response = service.answered(await self._upstream.send(request))
                 try:
                     body = await read_all(response)
                 finally:
@@ -156,7 +147,6 @@ class Attempts:
             except UpstreamError as error:
                 service.failed()
                 raise self._unreachable(source.worker, "Prefiller", error) from error
-            service.answered(response)
         if response.status != 200:
             raise Failure(response.status, body, answered(response.headers))
         parameters = _transfer_parameters(body)
@@ -177,7 +167,7 @@ class Attempts:
 
     async def _take_over(self, call: Call, request_id: str, parameters: dict[str, Any]) -> None:
         with contextlib.suppress(UpstreamError, Failure):
-            target = Target.of(self._fleet.choose_decoder())
+            target = self._selection.decoder(call)
             dispatch_by = self._now() + self._settings.handoff_timeout_seconds
             body = call.body.for_release(parameters)
             with target.worker.serving(target.rank):
@@ -198,10 +188,9 @@ class Attempts:
     ) -> Outcome:
         worker = dispatch.target.worker
         reply.about(decision, dispatch.request_id, dispatch.target.owner)
-        with worker.serving(dispatch.target.rank) as service:
+        with self._lessons.serving(call, dispatch.target, Leg.APPEND if local else Leg.DECODE) as service:
             try:
-                response = await self._upstream.send(self._request(call, dispatch))
-                service.answered(response)
+                response = service.answered(await self._upstream.send(self._request(call, dispatch)))
                 try:
                     return await relay(response, reply, local=local)
                 finally:
@@ -268,10 +257,6 @@ class Attempts:
 def _transfer_parameters(body: bytes) -> dict[str, Any] | None:
     parameters = parsed(body).get("kv_transfer_params")
     return parameters if isinstance(parameters, dict) and parameters else None
-
-
-def new_request_id() -> str:
-    return f"{random.getrandbits(128):032x}"
 
 
 def _bearer(settings: RouterSettings) -> bytes | None:

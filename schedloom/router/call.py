@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from schedloom.core.routing import RouteRequest
@@ -23,19 +24,33 @@ class Call:
     session: str | None
     key: SessionKey | None
     common_headers: list[Header] | None = None
+    token_ids: list[int] | None = None
+    _route: RouteRequest | None = None
 
     @property
     def splittable(self) -> bool:
         return DIALECTS[self.path].split and self.body.splittable
 
-    def route_request(self, request_id: str) -> RouteRequest:
-        return RouteRequest(
-            request_id=request_id,
-            model=self.body.model,
-            session=self.session,
-            body_bytes=len(self.body.raw),
-            splittable=self.splittable,
-        )
+    @property
+    def route(self) -> RouteRequest:
+        """The request as routing policies see it."""
+        if self._route is None:
+            self._route = RouteRequest(
+                request_id=new_request_id(),
+                model=self.body.model,
+                session=self.session,
+                body_bytes=len(self.body.raw),
+                splittable=self.splittable,
+                hints=self.headers.hints,
+                cache_salt=self.body.salt,
+                token_ids=self.token_ids,
+                read_prompt=self.body.prompt,
+            )
+        return self._route
+
+
+def new_request_id() -> str:
+    return f"{random.getrandbits(128):032x}"
 
 
 def read_call(path: str, headers: ClientHeaders, raw: bytes, tenant: Tenant = EVERYBODY) -> Call:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 
@@ -29,6 +30,35 @@ class Health(Enum):
     QUARANTINED = "quarantined"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """An instance, the life it is in, and a rank of it."""
+
+    worker: Worker
+    rank: int
+    owner: SessionOwner
+
+    @classmethod
+    def of(cls, worker: Worker, rank: int | None = None) -> Target:
+        return worker.targets[worker.least_busy_rank() if rank is None else rank]
+
+    @property
+    def name(self) -> str:
+        return self.worker.name
+
+    @property
+    def contract(self) -> EngineContract:
+        return self.worker.contract
+
+    @property
+    def in_flight(self) -> int:
+        return self.worker.busy[self.rank]
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return self.worker.bytes[self.rank]
+
+
 class Worker:
     """One engine and what is under way on it, per data-parallel rank."""
 
@@ -39,12 +69,13 @@ class Worker:
         self.health = Health.DOWN
         self.trouble = "not reached yet"
         self.busy = [0]
+        self.bytes = [0]
         self.lives = 0
         self.breaker = Breaker(clock)
         self.full_until = 0.0
         self.on_change: Callable[[], None] = _nothing
         self._clock = clock
-        self.owners: list[SessionOwner] = []
+        self.targets: list[Target] = []
         self._contract: EngineContract | None = None
         self._turn = 0
 
@@ -89,12 +120,18 @@ class Worker:
         """
         missing = contract.data_parallel_size - len(self.busy)
         self.busy.extend([0] * max(0, missing))
-        ranks = range(contract.data_parallel_size)
-        self.owners = [SessionOwner(self.name, contract.epoch, rank) for rank in ranks]
+        self.bytes.extend([0] * max(0, missing))
+        self._renew_targets(contract)
         self._contract = contract
         self.health = Health.READY
         self.trouble = ""
         self.on_change()
+
+    def _renew_targets(self, contract: EngineContract) -> None:
+        ranks = range(contract.data_parallel_size)
+        if len(self.targets) == len(ranks) and self.targets[0].owner.epoch == contract.epoch:
+            return
+        self.targets = [Target(self, rank, SessionOwner(self.name, contract.epoch, rank)) for rank in ranks]
 
     def leave(self, health: Health, trouble: str) -> None:
         self.suspect()
@@ -119,9 +156,9 @@ class Worker:
     def has_rank(self, rank: int) -> bool:
         return 0 <= rank < self.contract.data_parallel_size
 
-    def serving(self, rank: int) -> Service:
-        """Counts one request while it lasts, whichever way it ends."""
-        return Service(self, rank)
+    def serving(self, rank: int, size: int = 0) -> Service:
+        """Counts one request, whose body has ``size`` bytes, while it lasts, whichever way it ends."""
+        return Service(self, rank, size)
 
     def is_full_for(self, seconds: float) -> None:
         self.full_until = self._clock() + seconds
@@ -136,15 +173,17 @@ class Service:
     nothing, and a worker that is full is not broken.
     """
 
-    __slots__ = ("rank", "success", "worker")
+    __slots__ = ("rank", "size", "success", "worker")
 
-    def __init__(self, worker: Worker, rank: int) -> None:
+    def __init__(self, worker: Worker, rank: int, size: int = 0) -> None:
         self.worker = worker
         self.rank = rank
+        self.size = size
         self.success: bool | None = None
 
     def __enter__(self) -> Service:
         self.worker.busy[self.rank] += 1
+        self.worker.bytes[self.rank] += self.size
         self.worker.breaker.begin()
         return self
 
@@ -152,12 +191,14 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.worker.busy[self.rank] -= 1
+        self.worker.bytes[self.rank] -= self.size
         self.worker.breaker.end(self.success)
 
     def failed(self) -> None:
         self.success = False
 
-    def answered(self, response: UpstreamResponse) -> None:
+    def answered(self, response: UpstreamResponse) -> UpstreamResponse:
+        """An answer's head is there. Returns the answer to read on from."""
         status = response.status
         if status < 400:
             self.success = True
@@ -165,6 +206,7 @@ class Service:
             self.worker.is_full_for(_seconds(header(response.headers, b"retry-after")))
         elif status >= 500:
             self.success = False
+        return response
 
 
 def _seconds(retry_after: bytes | None) -> float:
@@ -216,6 +258,14 @@ class Fleet:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
         return _least_busy(_admitted(self._usable_decoders), "Decoder", next(self._decoder_turns), avoid)
 
+    def best_prefillers(self, avoid: Collection[Worker] = ()) -> list[Target]:
+        """Every rank of those who are in the best state to serve. Raises Failure (503) when there is nobody."""
+        return _best(_admitted(self._usable_prefillers), "Prefiller", avoid)
+
+    def best_decoders(self, avoid: Collection[Worker] = ()) -> list[Target]:
+        """Every rank of those who are in the best state to serve. Raises Failure (503) when there is nobody."""
+        return _best(_admitted(self._usable_decoders), "Decoder", avoid)
+
     def require_decoder(self) -> None:
         """Raises Failure (503) when there is nobody to hand a prefill over to."""
         if not self._usable_decoders:
@@ -243,6 +293,14 @@ def _least_busy(able: list[Worker], kind: str, turn: int, avoid: Collection[Work
         return able[0]
     start = turn % len(able)
     return min(able[start:] + able[:start], key=lambda worker: (worker in avoid, *_burden(worker)))
+
+
+def _best(able: list[Worker], kind: str, avoid: Collection[Worker]) -> list[Target]:
+    if not able:
+        raise _nobody(kind)
+    states = {worker: (worker in avoid, worker.health is Health.SUSPECT, worker.is_full) for worker in able}
+    best = min(states.values())
+    return [target for worker, state in states.items() if state == best for target in worker.targets]
 
 
 def _burden(worker: Worker) -> tuple[bool, bool, float]:

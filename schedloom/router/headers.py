@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from urllib.parse import quote
 
 from schedloom.router.failures import Failure
@@ -14,8 +15,11 @@ RANK_HEADER = b"x-data-parallel-rank"
 REQUEST_ID_HEADER = b"x-request-id"
 DECISION_HEADER = b"x-schedloom-decision"
 DECODER_HEADER = b"x-schedloom-decoder"
+HINT_PREFIX = b"x-schedloom-"
 
 MAX_SESSION_CHARACTERS = 256
+_MAX_HINT_CHARACTERS = 64
+_NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
 _TRACING = frozenset({b"traceparent", b"tracestate"})
 _ANSWERED = frozenset({b"content-type", b"retry-after"})
@@ -25,15 +29,19 @@ _NOT_FOR_LOGS = re.compile(r"[^\x21-\x7e]+")
 
 
 class ClientHeaders:
-    """What the router reads from a client's headers; everything else is dropped."""
+    """What the router reads from a client's headers; everything else is dropped.
 
-    __slots__ = ("authorization", "request_id", "session", "tracing")
+    ``hints`` are for routing policies: what begins with ``x-schedloom-``, by the rest of the name.
+    """
+
+    __slots__ = ("authorization", "hints", "request_id", "session", "tracing")
 
     def __init__(self, headers: Iterable[Header]) -> None:
         self.authorization: bytes | None = None
         self.session: str | None = None
         self.request_id = ""
         self.tracing: list[Header] = []
+        self.hints = _NO_HINTS
         for name, value in headers:
             if name == SESSION_HEADER:
                 self.session = value.decode("latin-1").strip() or None
@@ -43,6 +51,9 @@ class ClientHeaders:
                 self.request_id = _NOT_FOR_LOGS.sub("?", value.decode("latin-1"))[:128]
             elif name in _TRACING:
                 self.tracing.append((name, value))
+            elif name.startswith(HINT_PREFIX):
+                hint = value.decode("latin-1").strip()[:_MAX_HINT_CHARACTERS]
+                self.hints = {**self.hints, name[len(HINT_PREFIX) :].decode("latin-1"): hint}
 
 
 def session_of(headers: ClientHeaders, conversation: str | None) -> str | None:

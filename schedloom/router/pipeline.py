@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 from schedloom.core.composition import PolicySet
 from schedloom.core.routing import Attempt, Route, SessionOwner
-from schedloom.router.attempts import Attempts, Target, new_request_id
+from schedloom.router.attempts import Attempts
 from schedloom.router.call import Call
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet, Health
+from schedloom.router.fleet import Fleet, Health, Target
 from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
+from schedloom.router.selection import Excuses, Selection
 from schedloom.router.sessions import SessionStore
 from schedloom.router.settings import RouterSettings
-
-log = logging.getLogger(__name__)
 
 _PLAIN = Attempt(Route.PREFILL_DECODE)
 
@@ -31,6 +29,8 @@ class Pipeline:
         fleet: Fleet,
         sessions: SessionStore,
         policies: PolicySet,
+        selection: Selection,
+        excuses: Excuses,
         metrics: Metrics,
         settings: RouterSettings,
     ) -> None:
@@ -40,7 +40,8 @@ class Pipeline:
         self._planners = policies.of("plan_route")
         self._metrics = metrics
         self._max_owner_lead = settings.max_owner_lead
-        self._complained: set[str] = set()
+        self._selection = selection
+        self._excuses = excuses
 
     async def serve(self, call: Call, reply: Reply) -> Outcome:
         if self._planners:
@@ -62,6 +63,8 @@ class Pipeline:
             return await self._attempts.decode(call, reply, target)
         if attempt.route is Route.PREFILL_DECODE or target is None:
             return await self._attempts.prefill_decode(call, reply, "pd", target)
+        if not self._selection.permits(call, target):
+            return await self._attempts.prefill_decode(call, reply, "pd")
         return await self._append(call, reply, target)
 
     async def _append(self, call: Call, reply: Reply, target: Target) -> Outcome:
@@ -108,15 +111,12 @@ class Pipeline:
         return min(possible, key=lambda attempt: attempt.expected_cost, default=_PLAIN)
 
     def _planned(self, call: Call, owner: SessionOwner | None) -> Iterator[Attempt]:
-        request = call.route_request(new_request_id())
+        request = call.route
         for planner in self._planners:
             try:
                 yield from planner.call(request, owner, self._fleet) or ()
             except Exception:
-                self._metrics.policy_errors.labels(planner.policy).inc()
-                if planner.policy not in self._complained:
-                    self._complained.add(planner.policy)
-                    log.exception("policy %s failed to plan a route; it is passed over", planner.policy)
+                self._excuses.note(planner.policy, "plan a route")
 
     def _is_possible(self, attempt: Attempt) -> bool:
         """Whether the Decoder an attempt names is there and does what is asked of it."""
