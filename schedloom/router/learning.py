@@ -1,0 +1,135 @@
+"""What routing policies learn from attempts that have ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from types import TracebackType
+
+from schedloom.core.composition import PolicySet
+from schedloom.core.routing import AttemptReport, Ending, Leg
+from schedloom.router.call import Call
+from schedloom.router.fleet import Service, Target
+from schedloom.router.selection import Excuses, View
+from schedloom.router.upstream import Header, UpstreamResponse
+
+_TAIL_BYTES = 4096
+"""An answer's usage stands within so many bytes of its end."""
+
+_FULL = (429, 503)
+_TOKENS = {
+    name: re.compile(rb'"%b"\s*:\s*(\d+)' % name.encode())
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
+}
+
+
+class Lessons:
+    """Tells policies how attempts ended. Without a policy that wants to know, nothing is measured."""
+
+    def __init__(self, policies: PolicySet, excuses: Excuses, view: View) -> None:
+        self._pupils = policies.of("attempt_finished")
+        self._excuses = excuses
+        self._view = view
+
+    def serving(self, call: Call, target: Target, leg: Leg) -> Service:
+        """Counts an attempt on ``target`` while it lasts, and tells of its end."""
+        size = len(call.body.raw)
+        if not self._pupils:
+            return target.worker.serving(target.rank, size)
+        return _Observed(self, call, target, leg, size)
+
+    def now(self) -> float:
+        return self._view.now
+
+    def tell(self, call: Call, report: AttemptReport) -> None:
+        for hook in self._pupils:
+            try:
+                hook.call(call.route, report, self._view)
+            except Exception:
+                self._excuses.note(hook.policy, "learn from an attempt")
+
+
+class _Observed(Service):
+    """A service that writes down how it went."""
+
+    def __init__(self, lessons: Lessons, call: Call, target: Target, leg: Leg, size: int) -> None:
+        super().__init__(target.worker, target.rank, size)
+        self._lessons = lessons
+        self._call = call
+        self._target = target
+        self._leg = leg
+        self._begun = 0.0
+        self._before = (0, 0)
+        self._first_byte: float | None = None
+        self._status = 0
+        self._tail = b""
+
+    def __enter__(self) -> Service:
+        self._begun = self._lessons.now()
+        self._before = (self._target.in_flight, self._target.in_flight_bytes)
+        return super().__enter__()
+
+    def answered(self, response: UpstreamResponse) -> UpstreamResponse:
+        self._first_byte = self._lessons.now() - self._begun
+        self._status = response.status
+        return _Listened(super().answered(response), self)
+
+    def heard(self, chunk: bytes) -> None:
+        self._tail = chunk if len(chunk) >= _TAIL_BYTES else (self._tail + chunk)[-_TAIL_BYTES:]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._lessons.tell(self._call, self._report(kind))
+
+    def _report(self, kind: type[BaseException] | None) -> AttemptReport:
+        prompt, cached, output = (_last(pattern, self._tail) for pattern in _TOKENS.values())
+        return AttemptReport(
+            leg=self._leg,
+            candidate=self._target,
+            ending=self._ending(kind),
+            seconds=self._lessons.now() - self._begun,
+            first_byte=self._first_byte,
+            requests_before=self._before[0],
+            bytes_before=self._before[1],
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            output_tokens=output,
+        )
+
+    def _ending(self, kind: type[BaseException] | None) -> Ending:
+        if self.success is False:
+            return Ending.FAILED
+        if self._status in _FULL:
+            return Ending.FULL
+        return Ending.ANSWERED if self.success and kind is None else Ending.LEFT
+
+
+class _Listened:
+    """An answer that somebody listens to."""
+
+    def __init__(self, response: UpstreamResponse, service: _Observed) -> None:
+        self._response = response
+        self._service = service
+
+    @property
+    def status(self) -> int:
+        return self._response.status
+
+    @property
+    def headers(self) -> Sequence[Header]:
+        return self._response.headers
+
+    async def read(self) -> bytes:
+        chunk = await self._response.read()
+        self._service.heard(chunk)
+        return chunk
+
+    def close(self) -> None:
+        self._response.close()
+
+
+def _last(pattern: re.Pattern[bytes], tail: bytes) -> int | None:
+    found = pattern.findall(tail)
+    return int(found[-1]) if found else None
