@@ -13,7 +13,7 @@ from typing import Any
 from schedloom.conformance import script
 from schedloom.conformance.cells import Cell
 from schedloom.conformance.chain import Chain
-from schedloom.conformance.laboratory import Laboratory, Order
+from schedloom.conformance.laboratory import Laboratory, Order, Output
 from schedloom.conformance.ledger import ABORTED, Entry, Ledger
 from schedloom.conformance.oracles import Oracles
 from schedloom.conformance.verdicts import Violation
@@ -153,14 +153,17 @@ class Bench:
         for name in report.counted:
             self.ledger.entries[name].counted = True
         for output in report.outputs or ():
-            self.ledger.deliver(output)
-            self._compare_quiet(output.request_id)
-            self.events["token"] += len(output.tokens)
-            if output.finish_reason is not None:
-                self.events["rejected" if output.request_id in self.ledger.rejections else "finished"] += 1
+            self._deliver(output)
         self.oracles.after_step(report, self._squeezed)
         if len(self.ledger.open) > self.engine.num_running >= self.cell.max_num_seqs:
             self.events["contention"] += 1
+
+    def _deliver(self, output: Output) -> None:
+        self.ledger.deliver(output)
+        self.events["token"] += len(output.tokens)
+        if output.finish_reason is not None:
+            self._compare_quiet(output.request_id)
+            self.events["rejected" if output.request_id in self.ledger.rejections else "finished"] += 1
 
     @_do.register
     def _abort(self, act: script.Abort) -> None:
@@ -240,6 +243,7 @@ class Bench:
         return SLACK_STEPS + 4 * tokens
 
     def _quiesce(self) -> None:
+        self.oracles.count_blocks()
         if self.engine.has_work:
             self._accuse("LIVE-1", f"not drained: {sorted(self.engine.known_requests())[:5]} are left")
         for name in self.ledger.open:

@@ -11,6 +11,9 @@ from schedloom.conformance.ledger import Accuse, Entry, Ledger
 OVERTAKES_PER_SEAT = 8
 """A request may be overtaken by this many later ones for each sequence that can run at a time."""
 
+CENSUS_EVERY = 4
+"""Steps from one count of all blocks to the next: an owner too many or too few stays wrong until it is counted."""
+
 IDLE_LIMIT = 64
 """Steps in which nothing is scheduled although a request could be."""
 
@@ -27,6 +30,7 @@ class Oracles:
         self.salted = False
         self._writers: dict[int, str | None] = {}
         self._idle = 0
+        self._steps = 0
 
     def after_step(self, report: Report, squeezed: bool) -> None:
         self._budget(report)
@@ -37,7 +41,9 @@ class Oracles:
         if self.salted:
             for request_id, blocks in report.blocks.items():
                 self._note_writer(request_id, blocks)
-        self._blocks()
+        self._steps += 1
+        if self._steps % CENSUS_EVERY == 0 or not report.scheduled:
+            self.count_blocks()
         self._liveliness(report, squeezed)
 
     def _budget(self, report: Report) -> None:
@@ -107,7 +113,8 @@ class Oracles:
         for block in blocks:
             self._writers[block] = salt
 
-    def _blocks(self) -> None:
+    def count_blocks(self) -> None:
+        """Hold every block's reference count against those who own it."""
         unowned, uneven = self._engine.census()
         if uneven:
             self._uneven(uneven)
