@@ -51,6 +51,9 @@ class EngineSpec:
     """Tokens in one KV block; must be the same on both sides of a transfer."""
     kv_cache_bytes: int = 128 << 20
     max_model_len: int = 8192
+    connector: str = "NixlConnector"
+    """The KV connector of a role that transfers KV; `connector_config` is its extra configuration."""
+    connector_config: Mapping[str, Any] = field(default_factory=dict)
     kv_lease_seconds: int = 30
     """How long a producer keeps KV that nobody has pulled."""
     additional_config: Mapping[str, Any] = field(default_factory=dict)
@@ -116,9 +119,9 @@ class EngineSpec:
         options: dict[str, Any] = {}
         if self.role != "none":
             options["kv-transfer-config"] = {
-                "kv_connector": "NixlConnector",
+                "kv_connector": self.connector,
                 "kv_role": f"kv_{self.role}",
-                "kv_connector_extra_config": {"kv_lease_duration": self.kv_lease_seconds},
+                "kv_connector_extra_config": {"kv_lease_duration": self.kv_lease_seconds, **self.connector_config},
             }
         if self.additional_config:
             options["additional-config"] = dict(self.additional_config)

@@ -1,0 +1,67 @@
+"""The Prefiller first, then a Decoder that pulls: NIXL in read mode, and Mooncake as vllm-ascend has it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from schedloom.router.call import Call
+from schedloom.router.dispatch import Dispatch, Dispatcher, transfer_parameters
+from schedloom.router.failures import Failure
+from schedloom.router.fleet import Target
+from schedloom.router.relay import Outcome
+from schedloom.router.transfer.protocol import Passage
+from schedloom.router.upstream import UpstreamError
+
+Choose = Callable[[Call], Target]
+
+
+class PullTransfer:
+    """The Decoder is told by the Prefiller's own answer where the KV is."""
+
+    def __init__(self, dispatcher: Dispatcher, choose_anybody: Choose) -> None:
+        self._dispatcher = dispatcher
+        self._choose_anybody = choose_anybody
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def serve(self, passage: Passage) -> Outcome:
+        call, request_id = passage.call, passage.request_id
+        parameters = await self._prefill(call, passage.choose_prefiller(), request_id)
+        dispatch_by = self._dispatcher.handoff_deadline()
+        body = call.body.for_decoder(parameters)
+        dispatch = Dispatch(passage.choose_decoder(), request_id, body, dispatch_by)
+        return await self._dispatcher.generate(call, passage.reply, dispatch, passage.decision)
+
+    async def _prefill(self, call: Call, source: Target, request_id: str) -> dict[str, Any]:
+        """The transfer parameters for the Decoder. Raises Failure with the Prefiller's own error."""
+        release = functools.partial(self._release, call, request_id)
+        dispatch = Dispatch(source, request_id, call.body.for_prefiller(), on_late_answer=release)
+        parameters = transfer_parameters(await self._dispatcher.prefill(call, dispatch))
+        if parameters is None:
+            message = "The Prefiller answered without transfer parameters; it does not run as a KV producer."
+            raise Failure.own(502, message, "no_transfer_parameters")
+        return parameters
+
+    def _release(self, call: Call, request_id: str, status: int, body: bytes) -> None:
+        """The Prefiller was done when its client left: a Decoder takes the KV over, or it would be kept to no
+        end.
+        """
+        parameters = transfer_parameters(body) if status == 200 else None
+        if parameters is not None:
+            task = asyncio.get_running_loop().create_task(self._take_over(call, request_id, parameters))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def _take_over(self, call: Call, request_id: str, parameters: dict[str, Any]) -> None:
+        with contextlib.suppress(UpstreamError, Failure):
+            dispatch_by = self._dispatcher.handoff_deadline()
+            body = call.body.for_release(parameters)
+            await self._dispatcher.deliver(call, Dispatch(self._choose_anybody(call), request_id, body, dispatch_by))
+
+    async def close(self) -> None:
+        for task in self._releases:
+            task.cancel()
+        await asyncio.gather(*self._releases, return_exceptions=True)
