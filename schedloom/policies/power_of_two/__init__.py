@@ -1,0 +1,5 @@
+"""The better of two."""
+
+from schedloom.policies.power_of_two.policy import PowerOfTwo
+
+__all__ = ["PowerOfTwo"]

@@ -1,0 +1,50 @@
+"""Which engine has seen which prefix."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from schedloom.core.routing import AttemptReport, Candidate, Ending, Leg
+
+_Place = tuple[str, str, int]
+
+
+class PrefixTable:
+    """Prefixes by engine, life and rank; at most ``capacity`` blocks, those not asked for the longest go first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._seen: OrderedDict[int, set[_Place]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def matches(self, blocks: Sequence[int], candidates: Sequence[Candidate]) -> list[int]:
+        """How many of ``blocks``, from the first on, each of ``candidates`` has seen."""
+        matches = [0] * len(candidates)
+        follow = {_place(candidate): number for number, candidate in enumerate(candidates)}
+        for depth, block in enumerate(blocks, 1):
+            seen = self._seen.get(block)
+            follow = {place: number for place, number in follow.items() if place in seen} if seen else {}
+            if not follow:
+                break
+            self._seen.move_to_end(block)
+            for number in follow.values():
+                matches[number] = depth
+        return matches
+
+    def learn(self, blocks: Sequence[int], report: AttemptReport) -> None:
+        """An engine that answered has seen the prompt; one that turned a local attempt away may not."""
+        if report.ending is not Ending.ANSWERED or (report.leg is Leg.APPEND and not report.output_tokens):
+            return
+        place = _place(report.candidate)
+        for block in reversed(blocks):
+            self._seen.setdefault(block, set()).add(place)
+            self._seen.move_to_end(block)
+        while len(self._seen) > self._capacity:
+            self._seen.popitem(last=False)
+
+
+def _place(candidate: Candidate) -> _Place:
+    return candidate.name, candidate.contract.epoch, candidate.rank

@@ -1,0 +1,5 @@
+"""Engines that answer in time."""
+
+from schedloom.policies.ttft_slo.policy import TtftSlo
+
+__all__ = ["TtftSlo"]

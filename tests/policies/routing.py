@@ -1,0 +1,48 @@
+"""Engines and requests, as routing policies see them, with no router around."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from schedloom.core.routing import AttemptReport, Candidate, Ending, Leg, RouteRequest
+from schedloom.core.wire import EngineContract, Role
+
+CONTRACT = EngineContract(role=Role.BOTH, models=["m"], block_size=16, epoch="first")
+
+
+@dataclass(eq=False)
+class FakeCandidate:
+    name: str
+    rank: int = 0
+    contract: EngineContract = CONTRACT
+    in_flight: int = 0
+    in_flight_bytes: int = 0
+
+
+@dataclass
+class FakeResidency:
+    """What engines say they hold, by their names."""
+
+    held: dict[str, int | None] = field(default_factory=dict)
+
+    def tokens(self, candidate: Candidate, token_ids: Sequence[int], cache_salt: str | None) -> int | None:
+        return self.held.get(candidate.name)
+
+
+@dataclass
+class FakeView:
+    now: float = 0.0
+    random: Random = field(default_factory=lambda: Random(0))
+    residency: FakeResidency = field(default_factory=FakeResidency)
+
+
+def request(prompt: bytes = b"", salt: str | None = None, size: int | None = None, **hints: str) -> RouteRequest:
+    named = {name.replace("_", "-"): value for name, value in hints.items()}
+    length = len(prompt) if size is None else size
+    return RouteRequest("r", "m", None, length, True, named, salt, read_prompt=lambda: prompt)
+
+
+def answered(candidate: FakeCandidate, leg: Leg = Leg.PREFILL, seconds: float = 1.0, size: int = 0) -> AttemptReport:
+    return AttemptReport(leg, candidate, Ending.ANSWERED, seconds, first_byte=seconds, bytes_before=size)
