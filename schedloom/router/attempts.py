@@ -47,12 +47,13 @@ class Attempts:
 
     async def append(self, call: Call, reply: Reply, target: Target) -> Outcome:
         """Ask a Decoder to reuse what it holds; it may turn the request away."""
-        dispatch = Dispatch(target, new_request_id(), call.body.for_local_attempt())
+        dispatch = Dispatch(target, new_request_id(), call.body.for_local_attempt(call.marks_for(target.worker)))
         return await self._dispatcher.generate(call, reply, dispatch, "append", local=True)
 
     async def decode(self, call: Call, reply: Reply, target: Target | None = None) -> Outcome:
         """Have one Decoder do everything."""
-        dispatch = Dispatch(target or self._selection.decoder(call), new_request_id(), call.body.raw)
+        target = target or self._selection.decoder(call)
+        dispatch = Dispatch(target, new_request_id(), call.body.for_one_decoder(call.marks_for(target.worker)))
         return await self._dispatcher.generate(call, reply, dispatch, "decode")
 
     async def prefill_decode(
@@ -84,6 +85,25 @@ class Attempts:
         except TooLate:
             message = "The Decoder could not be reached in time after the prefill."
             raise Failure.own(504, message, "handoff_timeout") from None
+
+    async def resume(self, call: Call, reply: Reply) -> Outcome:
+        """Once through a Prefiller and a Decoder that continues, rather not the one that the reply is of so far.
+
+        Raises TooLate as well.
+        """
+        giver = self._fleet.find(reply.owner.worker) if reply.owner is not None else None
+        avoid = {giver} if giver is not None else set()
+        self._fleet.choose_resumer(avoid)
+        choose_prefiller = functools.partial(self._selection.prefiller, call.prefill)
+        passage = Passage(
+            call,
+            reply,
+            reply.decision,
+            new_request_id(),
+            choose_prefiller,
+            lambda: Target.of(self._fleet.choose_resumer(avoid)),
+        )
+        return await self._transfer.serve(passage)
 
     async def _pass(
         self, call: Call, reply: Reply, decision: str, target: Target | None, tried: set[Worker]

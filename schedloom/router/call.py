@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from schedloom.core.continuation import RESUME_KEY
 from schedloom.core.routing import RouteRequest
-from schedloom.router.body import GenerationBody
+from schedloom.router.body import NO_MARKS, GenerationBody, Marks
 from schedloom.router.dialect import DIALECTS
+from schedloom.router.fleet import Worker
 from schedloom.router.headers import ClientHeaders, session_of
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tenants import EVERYBODY, Tenant
@@ -16,7 +18,9 @@ from schedloom.router.upstream import Header
 
 @dataclass(slots=True)
 class Call:
-    """``session`` is as engines see it, ``key`` is what ownership is recorded under."""
+    """``session`` is as engines see it, ``key`` is what ownership is recorded under. ``marks`` are for Decoders that
+    continue what others hand back, ``source`` is what a Prefiller is asked where that is not the same.
+    """
 
     path: str
     body: GenerationBody
@@ -25,11 +29,25 @@ class Call:
     key: SessionKey | None
     common_headers: list[Header] | None = None
     token_ids: list[int] | None = None
+    marks: Marks = field(default_factory=dict)
+    source: Call | None = None
     _route: RouteRequest | None = None
 
     @property
     def splittable(self) -> bool:
         return DIALECTS[self.path].split and self.body.splittable
+
+    @property
+    def prefill(self) -> Call:
+        return self.source or self
+
+    @property
+    def resumes(self) -> bool:
+        """Whether an engine handed it back with output."""
+        return RESUME_KEY in self.marks
+
+    def marks_for(self, worker: Worker) -> Marks:
+        return self.marks if worker.resumes else NO_MARKS
 
     @property
     def route(self) -> RouteRequest:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from schedloom.core.continuation import CONTINUABLE_KEY
 from schedloom.core.routing import Leg
 from schedloom.router.call import Call
 from schedloom.router.failures import Failure
@@ -80,12 +81,13 @@ class Dispatcher:
     ) -> Outcome:
         """Have a Decoder answer the client."""
         worker = dispatch.target.worker
+        marked = CONTINUABLE_KEY in call.marks_for(worker)
         reply.about(decision, dispatch.request_id, dispatch.target.owner)
         with self._lessons.serving(call, dispatch.target, Leg.APPEND if local else Leg.DECODE) as service:
             try:
                 response = service.answered(await self._upstream.send(self._request(call, dispatch)))
                 try:
-                    return await relay(response, reply, local=local)
+                    return await relay(response, reply, local=local or call.resumes, marked=marked)
                 finally:
                     response.close()
             except TooLate:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
+from typing import Any, TypeVar
 
 from schedloom.core.routing import SessionOwner
 from schedloom.core.wire import EngineContract
@@ -16,7 +17,10 @@ from schedloom.router.failures import Failure
 from schedloom.router.settings import WorkerSettings
 from schedloom.router.upstream import UpstreamResponse, header
 
+_Able = TypeVar("_Able")
+
 APPEND_FEATURE = "append_prefill"
+RECOMPUTE_FEATURE = "recompute"
 
 
 class Health(Enum):
@@ -113,6 +117,11 @@ class Worker:
     @property
     def takes_local_attempts(self) -> bool:
         return APPEND_FEATURE in self.contract.features and self.contract.prefix_caching
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it hands requests back for lack of KV blocks, and continues what others handed back."""
+        return RECOMPUTE_FEATURE in self.contract.features
 
     def join(self, contract: EngineContract) -> None:
         """It was reached and fits. Requests of an earlier life that still unwind count on the ranks they were
@@ -235,6 +244,7 @@ class Fleet:
         self._usable_decoders = [worker for worker in usable if worker.can_decode]
         self.prefillers = [one for one in self._usable_prefillers if one.health is Health.READY]
         self.decoders = [one for one in self._usable_decoders if one.health is Health.READY]
+        self.resumers = [one for one in self._usable_decoders if one.resumes]
 
     @property
     def serves(self) -> bool:
@@ -257,6 +267,10 @@ class Fleet:
     def choose_decoder(self, avoid: Collection[Worker] = ()) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
         return _least_busy(_admitted(self._usable_decoders), "Decoder", next(self._decoder_turns), avoid)
+
+    def choose_resumer(self, avoid: Collection[Worker] = ()) -> Worker:
+        """The least busy Decoder that continues what others handed back. Raises Failure (503) when there is none."""
+        return _least_busy(_admitted(self.resumers), "Decoder", next(self._decoder_turns), avoid)
 
     def best_prefillers(self, avoid: Collection[Worker] = ()) -> list[Target]:
         """Every rank of those who are in the best state to serve. Raises Failure (503) when there is nobody."""
@@ -291,8 +305,14 @@ def _least_busy(able: list[Worker], kind: str, turn: int, avoid: Collection[Work
         raise _nobody(kind)
     if len(able) == 1:
         return able[0]
-    start = turn % len(able)
-    return min(able[start:] + able[:start], key=lambda worker: (worker in avoid, *_burden(worker)))
+    return in_turn(able, [(worker in avoid, *_burden(worker)) for worker in able], turn)
+
+
+def in_turn(able: Sequence[_Able], burdens: Sequence[Any], turn: int) -> _Able:
+    """Of those with the least burden the one whose turn it is."""
+    least = min(burdens)
+    equals = [one for one, burden in zip(able, burdens, strict=True) if burden == least]
+    return equals[turn % len(equals)]
 
 
 def _best(able: list[Worker], kind: str, avoid: Collection[Worker]) -> list[Target]:

@@ -12,7 +12,8 @@ class Metrics:
 
     Local attempts are counted when they end: ``attempts`` is always the sum of ``hit`` (the Decoder's answer
     began), ``rejected`` (the Decoder turned it away) and ``error`` (anything else, clients that left early
-    included).
+    included). Requests that engines handed back are counted when their continuation ends: ``handed_back`` is
+    always the sum of ``continued`` (served, or handed back again) and ``failed``.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,15 @@ class Metrics:
         self.local_results = Counter(
             "schedloom_router_local_attempt_results",
             "Local attempts by result.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.handed_back = Counter(
+            "schedloom_router_handed_back", "Requests that an engine handed back.", registry=self.registry
+        )
+        self.continuations = Counter(
+            "schedloom_router_continuations",
+            "Requests that an engine handed back, by what became of them.",
             ["result"],
             registry=self.registry,
         )
@@ -67,6 +77,10 @@ class Metrics:
     def local_attempt(self, result: str) -> None:
         self.local_attempts.inc()
         self.local_results.labels(result).inc()
+
+    def continuation(self, result: str) -> None:
+        self.handed_back.inc()
+        self.continuations.labels(result).inc()
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

@@ -8,6 +8,7 @@ from schedloom.core.composition import PolicySet
 from schedloom.core.routing import Attempt, Route, SessionOwner
 from schedloom.router.attempts import Attempts
 from schedloom.router.call import Call
+from schedloom.router.continuation import Continuation
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet, Health, Target
 from schedloom.router.metrics import Metrics
@@ -42,8 +43,14 @@ class Pipeline:
         self._max_owner_lead = settings.max_owner_lead
         self._selection = selection
         self._excuses = excuses
+        self._continuation = Continuation(attempts.resume, fleet, metrics, settings.max_continuations)
 
     async def serve(self, call: Call, reply: Reply) -> Outcome:
+        self._continuation.mark(call)
+        outcome = await self._serve(call, reply)
+        return await self._continuation.complete(call, reply) if outcome is Outcome.HANDED_BACK else outcome
+
+    async def _serve(self, call: Call, reply: Reply) -> Outcome:
         if self._planners:
             return await self._serve_planned(call, reply)
         if call.splittable:

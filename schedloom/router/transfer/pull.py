@@ -29,10 +29,11 @@ class PullTransfer:
 
     async def serve(self, passage: Passage) -> Outcome:
         call, request_id = passage.call, passage.request_id
-        parameters = await self._prefill(call, passage.choose_prefiller(), request_id)
+        parameters = await self._prefill(call.prefill, passage.choose_prefiller(), request_id)
         dispatch_by = self._dispatcher.handoff_deadline()
-        body = call.body.for_decoder(parameters)
-        dispatch = Dispatch(passage.choose_decoder(), request_id, body, dispatch_by)
+        target = passage.choose_decoder()
+        body = call.body.for_decoder(parameters, call.marks_for(target.worker))
+        dispatch = Dispatch(target, request_id, body, dispatch_by)
         return await self._dispatcher.generate(call, passage.reply, dispatch, passage.decision)
 
     async def _prefill(self, call: Call, source: Target, request_id: str) -> dict[str, Any]:
