@@ -19,6 +19,7 @@ from schedloom.router.sessions import SessionStore
 from schedloom.router.settings import RouterSettings
 
 _PLAIN = Attempt(Route.PREFILL_DECODE)
+_WHOLE = Attempt(Route.DECODE)
 
 
 class Pipeline:
@@ -40,7 +41,6 @@ class Pipeline:
         self._sessions = sessions
         self._planners = policies.of("plan_route")
         self._metrics = metrics
-        self._max_owner_lead = settings.max_owner_lead
         self._selection = selection
         self._excuses = excuses
         self._continuation = Continuation(attempts.resume, fleet, metrics, settings.max_continuations)
@@ -59,12 +59,7 @@ class Pipeline:
 
     async def _serve_planned(self, call: Call, reply: Reply) -> Outcome:
         reply.on_success = lambda: self._bind(call, reply)
-        owner = await self._owner(call)
-        if not call.splittable:
-            home = None if owner is None else self._fleet.find(owner.worker)
-            target = None if owner is None or home is None else Target.of(home, owner.rank)
-            return await self._attempts.decode(call, reply, target)
-        attempt = self._cheapest(call, owner)
+        attempt = self._cheapest(call, await self._owner(call))
         target = self._target(attempt)
         if attempt.route is Route.DECODE:
             return await self._attempts.decode(call, reply, target)
@@ -97,25 +92,20 @@ class Pipeline:
             self._metrics.local_attempt("hit" if reply.started else result)
 
     async def _owner(self, call: Call) -> SessionOwner | None:
-        """The session's owner while it lives, unless it is so busy that another Decoder serves the turn
-        sooner.
-        """
+        """The session's owner while it lives."""
         owner = await self._sessions.owner(call.key) if call.key is not None else None
-        if owner is None or not self._fleet.owner_is_here(owner):
-            return None
-        worker = self._fleet.find(owner.worker)
-        least = min((decoder.load for decoder in self._fleet.decoders), default=0.0)
-        too_busy = worker is None or worker.load - least > self._max_owner_lead
-        return None if too_busy else owner
+        return owner if owner is not None and self._fleet.owner_is_here(owner) else None
 
     async def _bind(self, call: Call, reply: Reply) -> None:
         if call.key is not None and reply.owner is not None:
             await self._sessions.bind(call.key, reply.owner)
 
     def _cheapest(self, call: Call, owner: SessionOwner | None) -> Attempt:
-        """The best attempt of all policies; ordinary prefill/decode when there is none."""
-        possible = filter(self._is_possible, self._planned(call, owner))
-        return min(possible, key=lambda attempt: attempt.expected_cost, default=_PLAIN)
+        """The best attempt of all policies, and the ordinary one when there is none."""
+        planned = self._planned(call, owner)
+        possible = [one for one in planned if self._is_possible(one) and (call.splittable or one.route is Route.DECODE)]
+        ordinary = _PLAIN if call.splittable else _WHOLE
+        return min(possible, key=lambda attempt: attempt.expected_cost, default=ordinary)
 
     def _planned(self, call: Call, owner: SessionOwner | None) -> Iterator[Attempt]:
         request = call.route

@@ -13,7 +13,7 @@ from schedloom.core.composition import Hook, PolicySet
 from schedloom.core.routing import Leg, Residency
 from schedloom.router.breaker import Clock
 from schedloom.router.call import Call
-from schedloom.router.fleet import Fleet, Target, Worker
+from schedloom.router.fleet import Fleet, Target, Worker, in_turn
 from schedloom.router.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -84,9 +84,9 @@ class Selection:
         if len(targets) == 1:
             return targets[0]
         sums = self._sums(call, leg, targets)
-        turn, count = next(self._turns), len(targets)
-        best = min(range(count), key=lambda place: (-sums[place], targets[place].in_flight, (place - turn) % count))
-        return targets[best]
+        return in_turn(
+            targets, [(-total, one.in_flight) for total, one in zip(sums, targets, strict=True)], next(self._turns)
+        )
 
     def _left(self, hook: Hook, call: Call, leg: Leg, targets: list[Target]) -> list[Target]:
         try:

@@ -80,8 +80,7 @@ class RouterSettings(BaseModel):
     waits for engines.
 
     ``max_in_flight`` requests are served at once and ``max_waiting`` wait for that, each for at most
-    ``waiting_timeout_seconds``. A session stays on its owner unless that has ``max_owner_lead`` requests per
-    rank more under way than the least busy Decoder. A request that its Decoder hands back for lack of KV
+    ``waiting_timeout_seconds``. A request that its Decoder hands back for lack of KV
     blocks is continued elsewhere at most ``max_continuations`` times; 0 keeps Decoders from handing any back.
 
     With ``api_keys`` every client needs one; sessions and the engines' prefix caches are then kept apart by
@@ -117,7 +116,6 @@ class RouterSettings(BaseModel):
     waiting_timeout_seconds: Seconds = 30.0
 
     max_continuations: Annotated[int, Field(ge=0)] = 8
-    max_owner_lead: Annotated[int, Field(ge=0)] = 16
     session_capacity: Annotated[int, Field(ge=1)] = 100_000
     session_idle_seconds: Seconds = 3600.0
 

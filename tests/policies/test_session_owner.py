@@ -7,6 +7,7 @@ import pytest
 from schedloom.core.routing import Attempt, Route, RouteRequest, SessionOwner
 from schedloom.core.wire import EngineContract, Role
 from schedloom.policies.session_owner import SessionOwnerRouting
+from schedloom.policies.session_owner.policy import SessionOwnerSettings
 
 
 @dataclass
@@ -14,6 +15,7 @@ class Worker:
     name: str
     contract: EngineContract
     in_flight: int = 0
+    load: float = 0.0
 
 
 def decoder(name: str, epoch: str) -> Worker:
@@ -48,10 +50,22 @@ def test_no_attempt_where_the_decoder_cannot_turn_it_away_now() -> None:
     ("request_", "owner"),
     [
         (REQUEST, None),
-        (replace(REQUEST, splittable=False), OWNER),
         (REQUEST, replace(OWNER, worker="gone")),
         (REQUEST, replace(OWNER, epoch="before its restart")),
     ],
 )
 def test_no_attempt_without_a_living_owner(request_: RouteRequest, owner: SessionOwner | None) -> None:
     assert plan(request_, owner) is None
+
+
+def test_what_cannot_be_split_goes_to_the_owner_as_a_whole() -> None:
+    assert plan(replace(REQUEST, splittable=False), OWNER) == [Attempt(Route.DECODE, worker="d1", rank=3)]
+
+
+@pytest.mark.parametrize(("load", "kept"), [(5.0, True), (5.5, False)])
+def test_an_owner_keeps_its_session_up_to_a_stated_imbalance(load: float, kept: bool) -> None:
+    fleet = Fleet()
+    fleet.decoders[0].load, fleet.decoders[1].load = 3.0, load
+    policy = SessionOwnerRouting(SessionOwnerSettings(max_lead=2))
+    for request in (REQUEST, replace(REQUEST, splittable=False)):
+        assert (policy.plan_route(request, OWNER, fleet) is not None) is kept

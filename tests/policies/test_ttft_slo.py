@@ -37,7 +37,7 @@ def test_what_is_under_way_counts() -> None:
 
 
 def test_the_soonest_is_preferred() -> None:
-    slow, fast = taught().score_workers(bounded("500"), Leg.PREFILL, [SLOW, FAST]) or ()
+    slow, fast = taught().score_workers(bounded("500"), Leg.PREFILL, [SLOW, FAST]) or (0.0, 0.0)
     assert fast == 1.0
     assert slow == pytest.approx(0.2 / 1.1, rel=1e-3)
 

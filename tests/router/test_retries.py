@@ -160,7 +160,7 @@ async def test_a_full_prefiller_is_spared(bench: Make) -> None:
 
 async def test_a_busy_owner_does_not_keep_its_session(bench: Make) -> None:
     p, decoders = prefiller(), [decoder(0), decoder(1)]
-    router = await bench(p, *decoders, max_owner_lead=2)
+    router = await bench(p, *decoders, policies=[{"name": "session_owner", "max_lead": 2}])
     first = await router.client.chat("s")
     owner = next(engine for engine in decoders if engine.seen)
     (worker,) = [one for one in router.app.fleet.workers if one.origin == owner.origin]

@@ -24,7 +24,7 @@ class TtftSloSettings(ScoreSettings):
     """What holds for requests that say nothing themselves."""
 
     default_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Milliseconds to the first token of a request without the header; without a default such a request has no bound."""
+    """Milliseconds to the first token of a request without the header; without it such a request has no bound."""
 
 
 class TtftSlo(Policy):
