@@ -14,7 +14,10 @@ from schedloom.core.errors import ConfigurationError, explain
 SECTION: Final = "scheduler_config"
 PATH: Final = f"additional_config.{SECTION}"
 
-SWITCHES: Final = {"decoder_append_prefill_enable": "append_prefill"}
+SWITCHES: Final = {
+    "decoder_append_prefill_enable": "append_prefill",
+    "recompute_scheduler_enable": "recompute",
+}
 """Keys that switch one policy on with its defaults."""
 
 _MISSPELLED: Final = 0.85
@@ -24,13 +27,15 @@ _MISSPELLED: Final = 0.85
 class SchedulerSection(BaseModel):
     """What an operator writes.
 
-    ``decoder_append_prefill_enable`` switches on ``append_prefill`` with its defaults; ``policies`` is the general
-    form and carries settings: ``[{"name": "append_prefill", "max_append_tokens": 4096}]``.
+    ``decoder_append_prefill_enable`` switches on ``append_prefill`` with its defaults, ``recompute_scheduler_enable``
+    switches on ``recompute``; ``policies`` is the general form and carries settings:
+    ``[{"name": "append_prefill", "max_append_tokens": 4096}]``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     decoder_append_prefill_enable: bool = False
+    recompute_scheduler_enable: bool = False
     policies: list[PolicyChoice] = []
 
     @property

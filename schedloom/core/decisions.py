@@ -75,10 +75,13 @@ class StepPlan:
 
 
 class Recovery(Enum):
-    """Ways to take a running request's KV blocks away."""
+    """Ways to take a running request's KV blocks away, in the order in which an engine tries them."""
 
     OFFLOAD = "offload"
     """Save its KV to host memory and restore it before it goes on."""
+    RETURN = "return"
+    """Hand it back to the router, which has it continued elsewhere from the tokens that it has. Only a request that
+    the router marked as continuable, and whose next tokens depend on nothing but its tokens."""
     RECOMPUTE = "recompute"
     """vLLM's own way: forget the KV, and compute it again before the request goes on."""
 

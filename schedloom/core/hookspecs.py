@@ -65,11 +65,11 @@ class EngineHooks:
 
     @hookspec
     def recover(self, request: RequestView, view: EngineView) -> Sequence[Recovery] | None:
-        """Name the ways to take this running request's KV, best first; the first possible one is taken.
+        """Name the ways that may take this running request's KV.
 
         Called when the engine is about to preempt the request because it lacks KV blocks, never when it preempts to
-        reset its prefix cache. A way that proves impossible, before it had any effect, falls to the next; vLLM's own
-        RECOMPUTE stands at the end of every list. With several policies the first that answers decides.
+        reset its prefix cache. The ways that all policies name are tried in the order of ``Recovery``: one that proves
+        impossible, before it had any effect, falls to the next, and vLLM's own RECOMPUTE stands at the end.
         """
 
     @hookspec

@@ -57,6 +57,8 @@ class Policy:
     claims: ClassVar[Claims] = Claims()
     reads_peers: ClassVar[bool] = False
     """Whether the engine is to publish its load, and to show that of its peers in ``view.peers``."""
+    hands_back: ClassVar[bool] = False
+    """Whether ``recover`` may answer RETURN. The engine then also continues what other engines handed back."""
     reads_tokens: ClassVar[bool] = False
     """Whether the router is to have every prompt tokenized by an engine, and to show it in ``request.token_ids``."""
 

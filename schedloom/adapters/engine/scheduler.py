@@ -71,17 +71,25 @@ class PolicyScheduler(_Base):
     def close_lane(self, request: Any) -> None:
         """Put off everybody in this request's lane until the step is over, where the queue has lanes."""
 
+    def hand_back(self, request: Any) -> str | None:
+        """Have ``request``, which is being preempted, end so that the router continues it; or why that cannot be."""
+        return "not_possible_here"
+
+    def end(self, request: Any, outputs: Any, finish_reason: Any, stop_reason: str | None) -> None:
+        """End ``request`` where vLLM ends requests, in ``update_from_output``: its loop in ``schedule()`` would break.
+
+        ABORTED inside, because a stop would make a P/D connector keep KV for a pull that never comes.
+        """
+        self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+        client = outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[]))
+        client.outputs.append(_ending(request, finish_reason, stop_reason, self.log_stats))
+
     def _end_turned_away(self, outputs: Any) -> None:
-        """End the requests here, where vLLM ends requests: inside ``schedule()`` its loop would break."""
         turned_away, self.turned_away = self.turned_away, {}
         for request_id, reason in turned_away.items():
             request = self.requests.get(request_id)
-            if request is None or request.is_finished():
-                continue
-            # ABORTED inside, because a stop would make a P/D connector keep KV for a pull that never comes.
-            self.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
-            client = outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[]))
-            client.outputs.append(_rejection(request, reason, self.log_stats))
+            if request is not None and not request.is_finished():
+                self.end(request, outputs, FinishReason.STOP, REJECTION_PREFIX + reason)
 
 
 def composed(base: Any, policies: PolicySet) -> Any:
@@ -96,22 +104,33 @@ def composed(base: Any, policies: PolicySet) -> Any:
     from schedloom.adapters.engine.parts.peers import PeersPart
     from schedloom.adapters.engine.parts.phases import PhasesPart
     from schedloom.adapters.engine.parts.recovery import RecoveryPart
+    from schedloom.adapters.engine.parts.returning import ReturningPart
 
     seams.check(base)
-    known = (AdmissionPart, EndingsPart, MeteringPart, OrderingPart, PeersPart, PhasesPart, RecoveryPart)
+    known = (
+        AdmissionPart,
+        EndingsPart,
+        MeteringPart,
+        OrderingPart,
+        PeersPart,
+        PhasesPart,
+        RecoveryPart,
+        ReturningPart,
+    )
     parts = [part for part in known if part.serves(policies)]
     return type(f"Schedloom{base.__name__}", (*parts, PolicyScheduler, base), {"policies": policies})
 
 
-def _rejection(request: Any, reason: str, log_stats: bool) -> EngineCoreOutput:
-    if log_stats:
-        # Without it vLLM's statistics would take the queueing time from 0 to its arrival: a negative number.
+def _ending(request: Any, finish_reason: Any, stop_reason: str | None, log_stats: bool) -> EngineCoreOutput:
+    if log_stats and not request.num_preemptions:
+        # It was never scheduled: vLLM's statistics would take the queueing time from 0 to its arrival, and that is
+        # a negative number.
         request.record_event(EngineCoreEventType.SCHEDULED)
     return EngineCoreOutput(
         request_id=request.request_id,
         new_token_ids=[],
-        finish_reason=FinishReason.STOP,
-        stop_reason=REJECTION_PREFIX + reason,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason,
         events=request.take_events(),
         trace_headers=request.trace_headers,
     )

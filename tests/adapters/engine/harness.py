@@ -134,12 +134,21 @@ class FakeRunner:
         self.ended: dict[str, tuple[str, Any]] = {}
 
     def step(self) -> Any:
+        scheduled = self.begin()
+        if len(self.in_flight) >= self.depth:
+            self.finish()
+        return scheduled
+
+    def begin(self) -> Any:
+        """The first half of a step: another batch is in flight."""
         scheduled = self.scheduler.schedule()
         scheduled.sampling = set(filter(self._is_through, scheduled.num_scheduled_tokens))
         self.in_flight.append(scheduled)
-        if len(self.in_flight) >= self.depth:
-            self._finish(self.in_flight.popleft())
         return scheduled
+
+    def finish(self) -> None:
+        """The second half: the output of the oldest batch in flight has come."""
+        self._finish(self.in_flight.popleft())
 
     def steps(self, count: int) -> None:
         for _ in range(count):

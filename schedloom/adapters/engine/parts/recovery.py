@@ -40,25 +40,38 @@ class RecoveryPart(PolicyScheduler):
 
     def _take_first_possible_way(self, request: Any) -> None:
         view = VllmRequestView(request)
+        wanted: dict[Recovery, str] = {}
         for policy, ways in self._recover.ask(view, self.view):
-            way = next((way for way in ways if self._take(request, way)), Recovery.RECOMPUTE)
-            facts = {"computed_tokens": request.num_computed_tokens, "output_tokens": view.num_output_tokens}
-            self.decisions.record(Decision(view.request_id, policy, "recover", way.name, way.value, facts))
+            wanted = {**dict.fromkeys((*ways, Recovery.RECOMPUTE), policy), **wanted}
+        if not wanted:
             return
+        way, reason = self._first_possible(request, [way for way in Recovery if way in wanted])
+        facts = {"computed_tokens": request.num_computed_tokens, "output_tokens": view.num_output_tokens}
+        self.decisions.record(Decision(view.request_id, wanted[way], "recover", way.name, reason, facts))
+
+    def _first_possible(self, request: Any, ways: list[Recovery]) -> tuple[Recovery, str]:
+        """The way that was taken, and its name or what stood against the one before it."""
+        obstacle = None
+        for way in ways[:-1]:
+            earlier, obstacle = obstacle, self._take(request, way)
+            if obstacle is None:
+                return way, earlier or way.value
+        return ways[-1], obstacle or ways[-1].value
 
     def _record_store(self, request_id: str, event: str, num_tokens: int) -> None:
         facts = {"tokens": num_tokens}
         self.decisions.record(Decision(request_id, "preempt_offload", "store", event.upper(), event, facts))
 
-    def _take(self, request: Any, way: Recovery) -> bool:
-        return way is Recovery.RECOMPUTE or self._save(request)
+    def _take(self, request: Any, way: Recovery) -> str | None:
+        """``None`` when ``request`` goes that way, otherwise why it cannot."""
+        return self.hand_back(request) if way is Recovery.RETURN else self._save(request)
 
-    def _save(self, request: Any) -> bool:
+    def _save(self, request: Any) -> str | None:
         block_ids = self.kv_cache_manager.get_block_ids(request.request_id)
         tokens = confirmed_tokens(request)
-        return any(
-            store.update_state_before_preempt(request, block_ids, tokens) for store in preemption_stores(self.connector)
-        )
+        stores = preemption_stores(self.connector)
+        saved = any(store.update_state_before_preempt(request, block_ids, tokens) for store in stores)
+        return None if saved else "not_saved"
 
 
 def confirmed_tokens(request: Any) -> int:

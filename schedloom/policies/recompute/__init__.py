@@ -1,0 +1,5 @@
+"""Recovery of preempted requests elsewhere."""
+
+from schedloom.policies.recompute.policy import Recompute
+
+__all__ = ["Recompute"]
