@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from random import Random
 
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -44,6 +45,7 @@ class RouterApp:
         upstream: Upstream | None = None,
         sessions: SessionStore | None = None,
         clock: Callable[[], float] = time.monotonic,
+        chance: Random | None = None,
     ) -> None:
         self.fleet = build_fleet(settings.workers, clock)
         self.metrics = Metrics()
@@ -51,7 +53,7 @@ class RouterApp:
         self._upstream = upstream or HttpUpstream(settings.connect_timeout_seconds)
         self.membership = Membership(self.fleet, self._upstream, settings)
         policies, excuses = compose(settings.choices), Excuses(self.metrics)
-        view = View(clock, NobodyTells())
+        view = View(clock, NobodyTells(), chance or Random())
         selection = Selection(self.fleet, policies, excuses, view)
         lessons = Lessons(policies, excuses, view)
         self._attempts = Attempts(

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from schedloom.core.composition import Hook, PolicySet
@@ -28,7 +28,7 @@ class View:
 
     clock: Clock
     residency: Residency
-    random: Random = field(default_factory=Random)
+    random: Random
 
     @property
     def now(self) -> float:

@@ -12,7 +12,7 @@ import itertools
 import json
 import random
 import selectors
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from tests.router.fakes import contract
 LEASE = 12.0
 HANDOFF = 10.0
 WORDS = 4
+PROMPT = "a" * 3000
 
 Outcome = TypeVar("Outcome")
 
@@ -273,7 +274,8 @@ class Turn:
 class Town:
     """One simulated fleet under one seed."""
 
-    def __init__(self, seed: int, faults: Faults | None = None, healthy: int = 0) -> None:
+    def __init__(self, seed: int, faults: Faults | None = None, healthy: int = 0, policies: Sequence[str] = ()) -> None:
+        self.policies = [{"name": name} for name in policies]
         self.random = random.Random(seed)
         self.ledger = Ledger()
         roles = [Role.PRODUCER] * self.random.randint(1, 3) + [Role.CONSUMER] * self.random.randint(1, 3)
@@ -290,13 +292,14 @@ class Town:
             {
                 "workers": [{"url": engine.origin} for engine in self.engines],
                 "enable_decoder_append_prefill": True,
+                "policies": self.policies,
                 "handoff_timeout_seconds": HANDOFF,
                 "request_timeout_seconds": 2000,
                 "health_interval_seconds": 60,
             }
         )
         loop = asyncio.get_running_loop()
-        self.app = RouterApp(settings, SimulatedUpstream(self.engines, self.ledger), clock=loop.time)
+        self.app = RouterApp(settings, SimulatedUpstream(self.engines, self.ledger), clock=loop.time, chance=random.Random(0))
         await self.app.start()
         await asyncio.gather(*[self._client(number, turns) for number in range(clients)])
         await asyncio.sleep(LEASE * 2)
@@ -311,8 +314,9 @@ class Town:
     async def _turn(self, label: str, session: str | None) -> None:
         client = Client(self.app)
         stream = self.random.random() < 0.6
-        body = {"model": "fake-model", "prompt": "a", "stream": stream, "label": label}
-        headers = {} if session is None else {"X-Session-ID": session}
+        body = {"model": "fake-model", "prompt": PROMPT, "stream": stream, "label": label}
+        headers = {"x-schedloom-ttft-slo-ms": "20"} if self.policies and self.random.random() < 0.5 else {}
+        headers |= {} if session is None else {"X-Session-ID": session}
         left = self.random.random() < 0.2
         if left:
             loop = asyncio.get_running_loop()

@@ -229,7 +229,7 @@ async def watched(bench: Make, *engines: Any, **settings: Any) -> tuple[Bench, W
     chosen, metrics = policies(Writes), router.app.metrics
     (writes,) = chosen.policies
     assert isinstance(writes, Writes)
-    view = View(lambda: 0.0, NobodyTells())
+    view = View(lambda: 0.0, NobodyTells(), random.Random(0))
     router.app._attempts._dispatcher._lessons = Lessons(chosen, Excuses(metrics), view)
     return router, writes
 

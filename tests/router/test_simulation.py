@@ -70,6 +70,25 @@ def test_nothing_goes_wrong_under_any_fault(block: int) -> None:
     assert routes >= {"pd", "append", "fallback"}
 
 
+STRATEGIES = [
+    *(["prefix_aware", spread, "ttft_slo"] for spread in ("least_tokens", "power_of_two", "round_robin")),
+    ["prefill_cost", "ttft_slo"],
+]
+
+
+@pytest.mark.parametrize("strategies", STRATEGIES, ids="+".join)
+def test_nothing_goes_wrong_with_every_strategy_on(strategies: list[str]) -> None:
+    routes: set[str] = set()
+    for seed in range(SEEDS // 4):
+        town = Town(seed, policies=strategies)
+        simulate(town.play())
+        assert wrongs_of_town(town) == [], f"seed {seed}"
+        errors = [town.app.metrics.policy_errors.labels(name)._value.get() for name in strategies]
+        assert errors == [0] * len(errors)
+        routes |= {turn.received.headers.get("x-schedloom-decision", "none") for turn in town.turns}
+    assert routes >= {"pd", "append", "fallback"}
+
+
 def test_without_faults_everything_succeeds() -> None:
     for seed in range(100):
         town = Town(seed, Faults())
