@@ -216,3 +216,28 @@ def test_an_older_look_up_does_not_admit(make: Make) -> None:
     runner.scheduler.add_request(request)
     runner.drain()
     assert runner.ended["attempt"] == REJECTED
+
+
+class PutsOff(Policy):
+    """DEFER for two steps, HOLD for two, DEFER again for two, and then comes in."""
+
+    name = "late"
+
+    def __init__(self, settings: Any = None) -> None:
+        super().__init__(settings)
+        verdicts = [Verdict.DEFER, Verdict.HOLD, Verdict.DEFER]
+        self.answers = [Admission(verdict, verdict.name.lower()) for verdict in verdicts for _ in range(2)]
+
+    @hookimpl
+    def admit(self) -> Admission:
+        return self.answers.pop(0) if self.answers else Admission(Verdict.ADMIT)
+
+
+def test_what_is_put_off_counts_once_for_each_reason_in_a_row(make: Make) -> None:
+    runner = make("late", registry=OnePolicy(PutsOff))
+    runner.scheduler.add_request(make_request("r", tokens(1, 40)))
+    runner.drain()
+    assert runner.ended["r"] == ("length", None)
+    counts = {(verdict, reason): count for (_, _, verdict, reason), count in runner.scheduler.decisions.counts.items()}
+    assert counts == {("DEFER", "defer"): 2, ("HOLD", "hold"): 1, ("ADMIT", ""): 1}
+    assert not runner.scheduler._put_off

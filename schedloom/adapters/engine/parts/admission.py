@@ -34,6 +34,7 @@ class AdmissionPart(PolicyScheduler):
         self._queued: deque[Any] = deque()
         self._steps = 0
         self._admitting: dict[str, tuple[Any, Decision]] = {}
+        self._put_off: dict[str, tuple[Verdict, str]] = {}
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)
@@ -49,6 +50,10 @@ class AdmissionPart(PolicyScheduler):
         self._record_admitted()
         self._screen_waiting()
         return output
+
+    def _free_request(self, request: Any, delay_free_blocks: bool = False) -> Any:
+        self._put_off.pop(request.request_id, None)
+        return super()._free_request(request, delay_free_blocks)
 
     def _handle_blocked_waiting_request(self, request: Any) -> bool:
         if not super()._handle_blocked_waiting_request(request):
@@ -114,16 +119,25 @@ class AdmissionPart(PolicyScheduler):
 
     def _carry_out(self, request: Any, answer: Admission, decision: Decision) -> Verdict:
         if answer.verdict is not Verdict.REJECT:
-            if answer.whole_lane and answer.verdict is Verdict.DEFER:
-                self.close_lane(request)
-            if answer.verdict is Verdict.ADMIT and decision.hook == "admit":
-                self._admitting[request.request_id] = (request, decision)
+            if decision.hook == "admit":
+                self._let_in_or_put_off(request, answer, decision)
             return answer.verdict
         if not is_marked(request):
             return Verdict.ADMIT
         self.turned_away[request.request_id] = answer.reason
         self.decisions.record(decision)
         return Verdict.REJECT
+
+    def _let_in_or_put_off(self, request: Any, answer: Admission, decision: Decision) -> None:
+        if answer.verdict is Verdict.ADMIT:
+            self._admitting[request.request_id] = (request, decision)
+            return
+        if answer.whole_lane and answer.verdict is Verdict.DEFER:
+            self.close_lane(request)
+        # A request may be put off in every one of many steps: it counts again when the reason has changed.
+        if self._put_off.get(request.request_id) != (answer.verdict, answer.reason):
+            self._put_off[request.request_id] = (answer.verdict, answer.reason)
+            self.decisions.record(decision)
 
 
 def is_fresh(request: Any) -> bool:
