@@ -74,3 +74,6 @@ def _all_quiet(bench: Bench) -> None:
     assert bench.count("local_attempts_total") == sum(
         bench.count("local_attempt_results_total", result=result) for result in results
     )
+    assert bench.count("handed_back_total") == sum(
+        bench.count("continuations_total", result=result) for result in ("continued", "failed")
+    )

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schedloom.router.sse import data_of, parsed, split_events
-from tests.router.fakes import event_bytes
 
-ANSWER = {
+TEXTS = {
     "reasoning": 'Let me look. Ünïcode 🦜 and "schedloom:handed_back:x" too.',
     "content": "The answer is 42, naturally.\nschedloom:handed_back:",
-    "token_ids": list(range(1000, 1040)),
-    "tools": [("get_weather", '{"city": "Zürich"}'), ("get_time", "{}")],
 }
+TOKEN_IDS = list(range(1000, 1040))
+TOOLS = [("get_weather", '{"city": "Zürich"}'), ("get_time", "{}")]
+
+
+def event(value: Any) -> bytes:
+    return b"data: %b\n\n" % json.dumps(value).encode()
 
 
 @dataclass
@@ -31,8 +34,8 @@ class Assembled:
     finishes: list[str] = field(default_factory=list)
 
     def add(self, events: bytes) -> Assembled:
-        for event in split_events(events):
-            chunk = parsed(data_of(event) or b"")
+        for one in split_events(events):
+            chunk = parsed(data_of(one) or b"")
             if "choices" in chunk:
                 self._add_chunk(chunk)
         return self
@@ -68,9 +71,9 @@ def chunk(name: str, delta: dict[str, Any], finish: str | None = None, **more: A
 def deltas(name: str, random: random.Random) -> list[dict[str, Any]]:
     """The whole answer in order, cut anew; ids of tool calls are made anew as well."""
     told: list[dict[str, Any]] = []
-    for key in ("reasoning", "content"):
-        told += [{key: piece} for piece in pieces(ANSWER[key], random)]
-    for index, (tool, arguments) in enumerate(ANSWER["tools"]):
+    for key, text in TEXTS.items():
+        told += [{key: piece} for piece in pieces(text, random)]
+    for index, (tool, arguments) in enumerate(TOOLS):
         head = {"index": index, "id": f"{name}-{index}", "type": "function"}
         cuts = pieces(arguments, random)
         first = cuts.pop(0) if random.random() < 0.5 else ""
@@ -87,10 +90,10 @@ def pieces(text: str, random: random.Random) -> list[str]:
 def stream(name: str, random: random.Random) -> list[bytes]:
     """Events of a whole stream under one id, token ids spread over its chunks."""
     told = deltas(name, random)
-    ids = ANSWER["token_ids"]
+    ids = TOKEN_IDS
     bounds = sorted(random.choices(range(len(ids) + 1), k=len(told) - 1))
     spans = zip([0, *bounds], [*bounds, len(ids)], strict=True)
     chunks = [chunk(name, {"role": "assistant", "content": ""}, prompt_token_ids=[1, 2, 3])]
     chunks += [chunk(name, delta, token_ids=ids[a:b]) for delta, (a, b) in zip(told, spans, strict=True)]
     chunks += [chunk(name, {}, "tool_calls", token_ids=[])]
-    return [bytes(event_bytes(json.loads(json.dumps(one)))) for one in chunks] + [b"data: [DONE]\n\n"]
+    return [*map(event, chunks), b"data: [DONE]\n\n"]

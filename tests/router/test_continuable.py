@@ -8,8 +8,8 @@ import pytest
 
 from schedloom.router.continuable import is_continuable
 
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-TEXT = {"model": "m", "prompt": "hi"}
+CHAT: dict[str, object] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, object] = {"model": "m", "prompt": "hi"}
 
 
 def chat(**more: Any) -> bool:
@@ -74,7 +74,8 @@ def test_what_depends_on_more_than_tokens_is_not(more: dict[str, Any]) -> None:
 def test_completions_have_one_prompt_of_text_or_tokens() -> None:
     path = "/v1/completions"
     assert is_continuable(path, TEXT) and is_continuable(path, TEXT | {"prompt": [1, 2]})
-    assert not any(is_continuable(path, TEXT | {"prompt": prompt}) for prompt in ([], ["hi"], [[1, 2]], {}))
+    others: list[object] = [[], ["hi"], [[1, 2]], {}]
+    assert not any(is_continuable(path, TEXT | {"prompt": prompt}) for prompt in others)
     assert not is_continuable(path, TEXT | {"logprobs": 0})
 
 

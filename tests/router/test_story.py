@@ -10,7 +10,7 @@ import pytest
 from schedloom.core.continuation import HANDED_BACK_PREFIX, HandBack
 from schedloom.router.failures import Failure
 from schedloom.router.story import handed_back, handed_back_in
-from tests.router.fakes import event_bytes
+from tests.router.retelling import event
 
 BACK = HandBack("no_blocks", (1, 2, 3), (4, 5))
 SPOKEN = [
@@ -23,7 +23,7 @@ SPOKEN = [
 
 
 def events_of(*choices: dict[str, Any]) -> bytes:
-    return b"".join(bytes(event_bytes({"choices": [choice]})) for choice in choices)
+    return b"".join(event({"choices": [choice]}) for choice in choices)
 
 
 @pytest.mark.parametrize("finish", ["stop", "tool_calls"])
@@ -31,8 +31,8 @@ def events_of(*choices: dict[str, Any]) -> bytes:
 def test_it_is_found_among_other_events(finish: str, place: int) -> None:
     word = {"index": 0, "delta": {"content": "a"}, "finish_reason": None}
     last = {"index": 0, "delta": {}, "finish_reason": finish, "stop_reason": BACK.stop_reason}
-    before, after = events_of(*[word] * place), event_bytes("[DONE]")
-    assert handed_back_in(before + events_of(last) + bytes(after)) == (before, BACK)
+    before, after = events_of(*[word] * place), b"data: [DONE]\n\n"
+    assert handed_back_in(before + events_of(last) + after) == (before, BACK)
 
 
 @pytest.mark.parametrize("choice", SPOKEN)

@@ -9,14 +9,13 @@ import pytest
 
 from schedloom.router.sse import data_of, parsed, split_events
 from schedloom.router.told import Differs, Retold, Told
-from tests.router.fakes import event_bytes
-from tests.router.retelling import ANSWER, Assembled, chunk, stream
+from tests.router.retelling import TEXTS, TOKEN_IDS, TOOLS, Assembled, chunk, event, stream
 
 SEEDS = 300
 
 
 def events_of(*chunks: dict[str, Any]) -> bytes:
-    return b"".join(bytes(event_bytes(one)) for one in chunks)
+    return b"".join(event(one) for one in chunks)
 
 
 def told(*events: bytes) -> Told:
@@ -34,8 +33,8 @@ def continued(seed: int) -> bytes:
         retold = Retold(told) if told.begun else None
         events = stream(name, dice)
         left = len(events) if name == "third" else dice.randrange(len(events) - 2)
-        for event in events[:left]:
-            news = event if retold is None else retold.rest_of(event)
+        for one in events[:left]:
+            news = one if retold is None else retold.rest_of(one)
             told.add(news)
             client += news
     return client
@@ -47,9 +46,9 @@ def test_two_seams_leave_no_trace() -> None:
         assert len(client.heads) == 1, seed
         assert client.roles == ["assistant"] and client.prompts == [[1, 2, 3]], seed
         assert client.finishes == ["tool_calls"], seed
-        assert client.texts == {key: ANSWER[key] for key in ("reasoning", "content")}, seed
-        assert client.token_ids == ANSWER["token_ids"], seed
-        assert [(tool["name"], tool["arguments"]) for tool in client.tools.values()] == ANSWER["tools"], seed
+        assert client.texts == TEXTS, seed
+        assert client.token_ids == TOKEN_IDS, seed
+        assert [(tool["name"], tool["arguments"]) for tool in client.tools.values()] == TOOLS, seed
         assert all(tool["type"] == "function" and tool["id"] for tool in client.tools.values()), seed
 
 
@@ -57,9 +56,9 @@ def test_no_event_says_nothing_and_the_end_comes_once() -> None:
     for seed in range(SEEDS):
         events = list(split_events(continued(seed)))
         assert events[-1] == b"data: [DONE]\n\n" and events.count(events[-1]) == 1
-        for event in events[:-2]:
-            said = Assembled().add(event)
-            assert said.roles or any(said.texts.values()) or said.token_ids or said.tools, event
+        for one in events[:-2]:
+            said = Assembled().add(one)
+            assert said.roles or any(said.texts.values()) or said.token_ids or said.tools, one
 
 
 def test_a_tool_calls_id_is_never_told_twice() -> None:
@@ -95,11 +94,11 @@ def test_what_cannot_be_put_together_is_refused_only_when_it_must_be() -> None:
 def test_usage_comments_and_errors_travel() -> None:
     retold = Retold(told(events_of(chunk("one", {"content": "He"}))))
     usage = chunk("two", {}) | {"choices": [], "usage": {"completion_tokens": 2}}
-    error = event_bytes({"error": {"message": "no"}})
+    error = event({"error": {"message": "no"}})
     assert b'"usage":{"completion_tokens":2}' in retold.rest_of(events_of(usage))
     assert b"chatcmpl-one" in retold.rest_of(events_of(usage))
     assert retold.rest_of(b": ping\n\n") == b": ping\n\n"
-    assert retold.rest_of(bytes(error)) == error
+    assert retold.rest_of(error) == error
 
 
 def test_completions_keep_their_text_field() -> None:
