@@ -53,11 +53,24 @@ class Role(str, Enum):
     NONE = "none"
 
 
+class KvEndpoint(BaseModel):
+    """Where other engines reach the KV connector of one data-parallel rank."""
+
+    model_config = ConfigDict(frozen=True)
+
+    engine_id: str
+    host: str
+    port: Annotated[int, Field(ge=1, le=65535)]
+    tp_size: Annotated[int, Field(ge=1)] = 1
+    pp_size: Annotated[int, Field(ge=1)] = 1
+
+
 class EngineContract(BaseModel):
     """What an engine promises to the router, served at ``CONTRACT_PATH`` and read on every join and restart.
 
     ``epoch`` differs after every start of the engine. ``kv_lease_seconds`` is how long a Prefiller keeps KV for a
-    Decoder that has not pulled it. ``data_parallel_size`` counts the ranks that this server reaches; ``features`` are
+    Decoder that has not pulled it; ``kv_pinned_seconds`` how long a Decoder with ``bidirectional_kv`` keeps a turn's KV
+    for a Prefiller. ``kv_endpoints`` are in the order of ranks. ``data_parallel_size`` counts the ranks that this server reaches; ``features`` are
     the names of the policies that the engine was started with, ``inactive`` those of
     them that are switched off, or into shadow, now.
     """
@@ -73,7 +86,9 @@ class EngineContract(BaseModel):
     kv_connector: str | None = None
     kv_connectors: list[str] = []
     kv_lease_seconds: Annotated[float, Field(gt=0)] | None = None
+    kv_endpoints: list[KvEndpoint] = []
     bidirectional_kv: bool = False
+    kv_pinned_seconds: Annotated[float, Field(gt=0)] | None = None
     saves_preempted_kv: bool = False
     data_parallel_size: Annotated[int, Field(ge=1)] = 1
     max_model_len: int | None = None

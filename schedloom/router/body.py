@@ -38,21 +38,35 @@ _REMOTE_DECODE = {
 _NOT_FOR_PREFILLERS = frozenset(
     {
         "stream_options",
+        "stream_interval",
         "min_tokens",
+        "thinking_token_budget",
         "stop",
         "stop_token_ids",
+        "include_stop_str_in_output",
+        "repetition_detection",
         "logprobs",
         "top_logprobs",
+        "logprob_token_ids",
         "response_format",
         "structured_outputs",
         "guided_json",
+        "guided_json_object",
         "guided_regex",
         "guided_choice",
         "guided_grammar",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
         "structural_tag",
         "return_token_ids",
+        "return_tokens_as_token_ids",
+        "return_token_offsets",
+        "return_prompt_text",
+        "return_weight_versions",
+        "routed_experts_prompt_start",
     }
 )
+"""What shapes the output and how it is told, but not the prompt."""
 
 
 class GenerationBody:
@@ -97,17 +111,17 @@ class GenerationBody:
         """The least that makes a Decoder take over KV that nobody needs any more."""
         return self._one_token(transfer_parameters)
 
-    def for_prefiller(self) -> bytes:
+    def for_prefiller(self, transfer_parameters: dict[str, Any] = _REMOTE_DECODE, *, stream: bool = False) -> bytes:
         """A request that computes the prompt's KV, keeps it for a Decoder and stops after one token.
 
         End-of-sequence is ignored, because a Prefiller hands over KV only of a request that its length limit
         ended.
         """
-        return self._one_token(_REMOTE_DECODE)
+        return self._one_token(transfer_parameters, stream)
 
-    def _one_token(self, transfer_parameters: dict[str, Any]) -> bytes:
+    def _one_token(self, transfer_parameters: dict[str, Any], stream: bool = False) -> bytes:
         fields = {key: value for key, value in self.fields.items() if key not in _NOT_FOR_PREFILLERS}
-        fields.update(max_tokens=1, stream=False, n=1, ignore_eos=True, kv_transfer_params=transfer_parameters)
+        fields.update(max_tokens=1, stream=stream, n=1, ignore_eos=True, kv_transfer_params=transfer_parameters)
         if "max_completion_tokens" in fields:
             fields["max_completion_tokens"] = 1
         return written(fields)

@@ -18,7 +18,7 @@ from schedloom.router.learning import Lessons
 from schedloom.router.relay import Outcome, relay
 from schedloom.router.reply import Reply
 from schedloom.router.settings import RouterSettings
-from schedloom.router.sse import parsed
+from schedloom.router.sse import parsed, tells_an_error
 from schedloom.router.upstream import (
     ConnectFailed,
     Header,
@@ -35,16 +35,36 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Dispatch:
-    """One request to one target; ``dispatch_by`` is set where it hands KV over.
+    """One request to one target.
 
-    A hand-over is always made, even for a client that has left: a Prefiller keeps KV until a Decoder took it.
+    ``dispatch_by`` is set where it hands KV over. Such a request is made even for a client that has left, and for
+    ``settle_seconds`` or until its answer's body begins the client's leaving is kept from the engine: somebody else
+    keeps KV, or waits, until the engine took it up. An engine that is to answer only when another has done its part is
+    waited for with patience.
     """
 
     target: Target
     request_id: str
     body: bytes
     dispatch_by: float | None = None
+    settle_seconds: float = 0.0
+    patient: bool = False
+    on_accepted: Callable[[], None] | None = None
     on_late_answer: Callable[[int, bytes], None] | None = None
+    sent: UpstreamRequest | None = None
+
+    def abandon(self) -> None:
+        """Nobody waits for the engine any more: when it is cancelled, its connection closes at once."""
+        if self.sent is not None:
+            self.sent.settle_seconds = 0.0
+
+
+class Unreached(Failure):
+    """The request cannot have come to the engine."""
+
+
+class Interrupted(Failure):
+    """The engine was reached and then lost: what it still does for the request is not known."""
 
 
 class Dispatcher:
@@ -60,11 +80,13 @@ class Dispatcher:
         self._engine_authorization = _bearer(settings)
 
     async def prefill(self, call: Call, dispatch: Dispatch) -> bytes:
-        """A Prefiller's whole answer. Raises Failure with the Prefiller's own error."""
+        """A Prefiller's whole answer, streamed or not. Raises Failure with the Prefiller's own error."""
         worker = dispatch.target.worker
         with self._lessons.serving(call, dispatch.target, Leg.PREFILL) as service:
             try:
                 response = service.answered(await self._upstream.send(self._request(call, dispatch)))
+                if response.status == 200 and dispatch.on_accepted is not None:
+                    dispatch.on_accepted()
                 try:
                     body = await read_all(response)
                 finally:
@@ -74,6 +96,8 @@ class Dispatcher:
                 raise self._unreachable(worker, "Prefiller", error) from error
         if response.status != 200:
             raise Failure(response.status, body, answered(response.headers))
+        if tells_an_error(body):
+            raise Failure.own(502, "The Prefiller failed.", "prefill_failed")
         return body
 
     async def generate(
@@ -109,24 +133,30 @@ class Dispatcher:
             finally:
                 response.close()
 
-    def handoff_deadline(self) -> float:
-        """The last instant to dispatch what a Prefiller keeps KV for from now on."""
-        return asyncio.get_running_loop().time() + self._settings.handoff_timeout_seconds
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for an engine that waits for another."""
+        return max(self._settings.first_byte_timeout_seconds, self._settings.silence_timeout_seconds)
+
+    def hand_over(self, target: Target, request_id: str, body: bytes) -> Dispatch:
+        """To be made while a Prefiller keeps the KV, which it does from now on."""
+        dispatch_by = asyncio.get_running_loop().time() + self._settings.handoff_timeout_seconds
+        return Dispatch(target, request_id, body, dispatch_by, self._settings.handoff_settle_seconds)
 
     def _request(self, call: Call, dispatch: Dispatch) -> UpstreamRequest:
-        target = dispatch.target
-        return UpstreamRequest(
-            target.worker.origin,
+        dispatch.sent = UpstreamRequest(
+            dispatch.target.worker.origin,
             "POST",
             call.path,
             self._headers(call, dispatch),
             dispatch.body,
             first_byte_timeout=self._settings.first_byte_timeout_seconds,
-            silence_timeout=self._settings.silence_timeout_seconds,
+            silence_timeout=self.patience if dispatch.patient else self._settings.silence_timeout_seconds,
             dispatch_by=dispatch.dispatch_by,
             on_late_answer=dispatch.on_late_answer,
-            settle_seconds=0.0 if dispatch.dispatch_by is None else self._settings.handoff_settle_seconds,
+            settle_seconds=dispatch.settle_seconds,
         )
+        return dispatch.sent
 
     def _headers(self, call: Call, dispatch: Dispatch) -> list[Header]:
         if call.common_headers is None:
@@ -152,10 +182,10 @@ class Dispatcher:
         log.warning("%s: %s", worker.name, error)
         self._suspect(worker)
         if isinstance(error, ConnectFailed):
-            return Failure.own(503, f"The {kind} could not be reached.", "engine_unreachable")
+            return Unreached.own(503, f"The {kind} could not be reached.", "engine_unreachable")
         if isinstance(error, TimedOut):
-            return Failure.own(504, f"The {kind} did not answer in time.", "engine_timeout")
-        return Failure.own(502, f"The {kind} broke off before its answer was complete.", "engine_broke_off")
+            return Interrupted.own(504, f"The {kind} did not answer in time.", "engine_timeout")
+        return Interrupted.own(502, f"The {kind} broke off before its answer was complete.", "engine_broke_off")
 
 
 def transfer_parameters(body: bytes) -> dict[str, Any] | None:

@@ -7,10 +7,13 @@ from typing import Any
 
 from schedloom.adapters.engine.offload import CONNECTOR
 from schedloom.adapters.engine.settings import engine_section
-from schedloom.core.wire import EngineContract, Role
+from schedloom.core.wire import EngineContract, KvEndpoint, Role
 
 NIXL_DEFAULT_LEASE_SECONDS = 30.0
 """``kv_lease_duration`` of vLLM's NIXL connector when its configuration does not name one."""
+
+NIXL_DEFAULT_PINNED_SECONDS = 480.0
+"""The same for ``decoder_kv_blocks_ttl``."""
 
 _ROLES = {"kv_producer": Role.PRODUCER, "kv_consumer": Role.CONSUMER, "kv_both": Role.BOTH}
 
@@ -29,7 +32,9 @@ def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: st
         kv_connector=transfer.kv_connector if transfer else None,
         kv_connectors=sorted(connectors),
         kv_lease_seconds=None if nixl is None else float(nixl.get("kv_lease_duration", NIXL_DEFAULT_LEASE_SECONDS)),
+        kv_endpoints=[] if nixl is None else _endpoints(transfer.engine_id, vllm_config.parallel_config),
         bidirectional_kv=bool(nixl and nixl.get("bidirectional_kv_xfer")),
+        kv_pinned_seconds=_pinned_seconds(nixl or {}),
         saves_preempted_kv=CONNECTOR in connectors,
         data_parallel_size=_reachable_ranks(vllm_config.parallel_config),
         max_model_len=vllm_config.model_config.max_model_len,
@@ -49,6 +54,29 @@ def _connectors(transfer: Any) -> dict[str, dict[str, Any]]:
         each["kv_connector"]: each.get("kv_connector_extra_config") or {} for each in extra.get("connectors", [])
     }
     return {transfer.kv_connector: extra, **children}
+
+
+def _endpoints(engine_id: str, parallel: Any) -> list[KvEndpoint]:
+    """As NIXL has them: engine cores of several ranks put their rank behind the engine id, and add it to the port."""
+    from vllm import envs
+
+    first, several = parallel.data_parallel_index, parallel.data_parallel_size > 1
+    return [
+        KvEndpoint(
+            engine_id=f"{engine_id}_dp{rank}" if several else engine_id,
+            host=envs.VLLM_NIXL_SIDE_CHANNEL_HOST,
+            port=envs.VLLM_NIXL_SIDE_CHANNEL_PORT + rank,
+            tp_size=max(parallel.tensor_parallel_size, parallel.decode_context_parallel_size),
+            pp_size=parallel.pipeline_parallel_size,
+        )
+        for rank in range(first, first + _reachable_ranks(parallel))
+    ]
+
+
+def _pinned_seconds(nixl: dict[str, Any]) -> float | None:
+    if not nixl.get("bidirectional_kv_xfer"):
+        return None
+    return float(nixl.get("decoder_kv_blocks_ttl", NIXL_DEFAULT_PINNED_SECONDS))
 
 
 def _reachable_ranks(parallel: Any) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +11,8 @@ from schedloom.router.dispatch import Dispatch, Dispatcher, transfer_parameters
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Target
 from schedloom.router.relay import Outcome
+from schedloom.router.transfer.background import Background
 from schedloom.router.transfer.protocol import Passage
-from schedloom.router.upstream import UpstreamError
 
 Choose = Callable[[Call], Target]
 
@@ -25,15 +23,14 @@ class PullTransfer:
     def __init__(self, dispatcher: Dispatcher, choose_anybody: Choose) -> None:
         self._dispatcher = dispatcher
         self._choose_anybody = choose_anybody
-        self._releases: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     async def serve(self, passage: Passage) -> Outcome:
         call, request_id = passage.call, passage.request_id
         parameters = await self._prefill(call.prefill, passage.choose_prefiller(), request_id)
-        dispatch_by = self._dispatcher.handoff_deadline()
         target = passage.choose_decoder()
         body = call.body.for_decoder(parameters, call.marks_for(target.worker))
-        dispatch = Dispatch(target, request_id, body, dispatch_by)
+        dispatch = self._dispatcher.hand_over(target, request_id, body)
         return await self._dispatcher.generate(call, passage.reply, dispatch, passage.decision)
 
     async def _prefill(self, call: Call, source: Target, request_id: str) -> dict[str, Any]:
@@ -52,17 +49,11 @@ class PullTransfer:
         """
         parameters = transfer_parameters(body) if status == 200 else None
         if parameters is not None:
-            task = asyncio.get_running_loop().create_task(self._take_over(call, request_id, parameters))
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
+            self._background.start(self._take_over(call, request_id, parameters))
 
     async def _take_over(self, call: Call, request_id: str, parameters: dict[str, Any]) -> None:
-        with contextlib.suppress(UpstreamError, Failure):
-            dispatch_by = self._dispatcher.handoff_deadline()
-            body = call.body.for_release(parameters)
-            await self._dispatcher.deliver(call, Dispatch(self._choose_anybody(call), request_id, body, dispatch_by))
+        body = call.body.for_release(parameters)
+        await self._dispatcher.deliver(call, self._dispatcher.hand_over(self._choose_anybody(call), request_id, body))
 
     async def close(self) -> None:
-        for task in self._releases:
-            task.cancel()
-        await asyncio.gather(*self._releases, return_exceptions=True)
+        await self._background.close()

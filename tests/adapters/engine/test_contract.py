@@ -7,6 +7,7 @@ import pytest
 from vllm.config import KVTransferConfig
 
 from schedloom.adapters.engine.contract import describe_engine
+from schedloom.core.wire import KvEndpoint
 from tests.adapters.engine.harness import BLOCK, vllm_config
 
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
@@ -36,3 +37,25 @@ def test_what_its_connectors_promise(
     assert (contract.kv_lease_seconds, contract.bidirectional_kv) == (lease, bidirectional)
     assert contract.saves_preempted_kv is saves
     assert (contract.models, contract.block_size, contract.epoch) == (["name"], BLOCK, "epoch")
+
+
+def test_where_its_connector_is_reached(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_HOST", "10.0.0.1")
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "7000")
+    config = vllm_config(model)
+    config.kv_transfer_config = transfer("NixlPushConnector", {})
+    name = config.kv_transfer_config.engine_id
+    assert describe_engine(config).kv_endpoints == [KvEndpoint(engine_id=name, host="10.0.0.1", port=7000)]
+    config.parallel_config.data_parallel_size = 4
+    config.parallel_config.data_parallel_size_local = 2
+    config.parallel_config.data_parallel_hybrid_lb = True
+    config.parallel_config.data_parallel_index = 2
+    ranks = [(one.engine_id, one.port) for one in describe_engine(config).kv_endpoints]
+    assert ranks == [(f"{name}_dp2", 7002), (f"{name}_dp3", 7003)]
+
+
+@pytest.mark.parametrize(("extra", "seconds"), [({}, None), (SHORT, 480), ({**SHORT, "decoder_kv_blocks_ttl": 9}, 9)])
+def test_how_long_a_decoder_pins_a_turn(model: Path, extra: dict[str, Any], seconds: float | None) -> None:
+    config = vllm_config(model)
+    config.kv_transfer_config = transfer("NixlConnector", extra)
+    assert describe_engine(config).kv_pinned_seconds == seconds

@@ -1,0 +1,143 @@
+"""Both engines at once, and the Prefiller writes: NIXL in write mode.
+
+What vLLM 0.32 does decides the order of things here. A Decoder whose request ends while it waits keeps its blocks until
+that very Prefiller has written them, and a Prefiller whose Decoder never registered keeps its own to the end of the
+lease. So a Decoder is asked when the Prefiller has accepted the prompt, and not before; from then on the prefill is
+finished, whoever leaves, and made once more where it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from schedloom.router.call import Call
+from schedloom.router.dispatch import Dispatch, Dispatcher, Unreached
+from schedloom.router.failures import Failure
+from schedloom.router.fleet import Target
+from schedloom.router.relay import Outcome
+from schedloom.router.sse import is_end
+from schedloom.router.transfer.background import Background
+from schedloom.router.transfer.protocol import Final, Passage
+from schedloom.router.upstream import TooLate
+
+Choose = Callable[[Call], Target]
+
+
+class PushTransfer:
+    """The Decoder is told where the Prefiller's connector is, and both find each other by the one request id."""
+
+    def __init__(self, dispatcher: Dispatcher, choose_anybody: Choose) -> None:
+        self._dispatcher = dispatcher
+        self._choose_anybody = choose_anybody
+        self._background = Background()
+
+    async def serve(self, passage: Passage) -> Outcome:
+        source = passage.choose_prefiller()
+        accepted = asyncio.Event()
+        prefill = self._background.keep(self._prefill_surely(passage, source, accepted))
+        try:
+            await _until(accepted, prefill)
+            dispatch = self._to_decoder(passage, source)
+        except BaseException:
+            prefill.cancel()
+            raise
+        return await self._both(prefill, dispatch, passage, source)
+
+    def _to_decoder(self, passage: Passage, source: Target) -> Dispatch:
+        call, target = passage.call, passage.choose_decoder()
+        body = call.body.for_decoder(where_to_register(source), call.marks_for(target.worker))
+        dispatch = self._dispatcher.hand_over(target, passage.request_id, body)
+        dispatch.patient = True
+        dispatch.settle_seconds = self._dispatcher.patience
+        return dispatch
+
+    async def _both(self, prefill: asyncio.Task[None], dispatch: Dispatch, passage: Passage, source: Target) -> Outcome:
+        reply, had_begun = passage.reply, passage.reply.started
+        generate = self._dispatcher.generate(passage.call, reply, dispatch, passage.decision)
+        decode = self._background.keep(generate)
+        try:
+            await asyncio.wait({prefill, decode}, return_when=asyncio.FIRST_COMPLETED)
+            if not decode.done() and prefill.exception() is not None and reply.started == had_begun:
+                dispatch.abandon()
+                await prefill
+            return await decode
+        except (Failure, TooLate) as failure:
+            if _was_refused(failure):
+                self._let_go(prefill, passage, source)
+            raise
+        finally:
+            decode.cancel()
+
+    def _let_go(self, prefill: asyncio.Task[None], passage: Passage, source: Target) -> None:
+        """No Decoder has registered, and none will."""
+        if not prefill.done():
+            prefill.cancel()
+        elif prefill.exception() is None:
+            self._background.start(self._take_over(passage, where_to_register(source)))
+
+    async def _prefill_surely(self, passage: Passage, source: Target, accepted: asyncio.Event) -> None:
+        """Once more on the same Prefiller when it fails after it had accepted: a Decoder may wait for it."""
+        try:
+            return await self._prefill(passage, source, accepted.set)
+        except Failure:
+            if passage.is_second or not accepted.is_set():
+                raise
+        try:
+            await self._prefill(passage, source)
+        except Failure as failure:
+            raise Final.of(failure) from failure
+
+    async def _prefill(self, passage: Passage, source: Target, on_accepted: Callable[[], None] | None = None) -> None:
+        release = functools.partial(self._release, passage, where_to_register(source))
+        body = passage.call.prefill.body.for_prefiller(stream=True)
+        dispatch = Dispatch(source, passage.request_id, body, patient=True)
+        dispatch.on_accepted, dispatch.on_late_answer = on_accepted, release
+        await self._dispatcher.prefill(passage.call.prefill, dispatch)
+
+    def _release(self, passage: Passage, where: dict[str, Any], status: int, body: bytes) -> None:
+        """The Prefiller was done when it was cancelled: a Decoder takes the KV over, or it would be kept to no end."""
+        if status == 200 and is_end(body):
+            self._background.start(self._take_over(passage, where))
+
+    async def _take_over(self, passage: Passage, where: dict[str, Any]) -> None:
+        call = passage.call.prefill
+        body = call.body.for_release(where)
+        target = self._choose_anybody(call)
+        await self._dispatcher.deliver(call, self._dispatcher.hand_over(target, passage.request_id, body))
+
+    async def close(self) -> None:
+        await self._background.close()
+
+
+def _was_refused(failure: Failure | TooLate) -> bool:
+    """Whether the Decoder surely has not begun to wait for the Prefiller."""
+    return isinstance(failure, (TooLate, Unreached)) or (isinstance(failure, Failure) and failure.status < 500)
+
+
+def where_to_register(source: Target) -> dict[str, Any]:
+    """The transfer parameters with which a Decoder registers at a Prefiller and waits for it to write."""
+    endpoint = source.contract.kv_endpoints[source.rank]
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": endpoint.engine_id,
+        "remote_request_id": "unknown",
+        "remote_host": endpoint.host,
+        "remote_port": endpoint.port,
+        "tp_size": endpoint.tp_size,
+        "pp_size": endpoint.pp_size,
+    }
+
+
+async def _until(accepted: asyncio.Event, prefill: asyncio.Task[None]) -> None:
+    """Raises the prefill's Failure when it was not accepted."""
+    waiting = asyncio.get_running_loop().create_task(accepted.wait())
+    try:
+        await asyncio.wait({waiting, prefill}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    if not accepted.is_set():
+        await prefill
