@@ -21,6 +21,7 @@ class Requirements:
     prefix_caching: bool = False
     preempted_kv: bool = False
     """A KV connector that can save the KV of preempted requests."""
+    chunked_prefill: bool = False
 
     @property
     def needed(self) -> list[str]:

@@ -30,4 +30,6 @@ def _complaint(needs: Requirements, engine: EngineContract) -> str | None:
             "needs a KV connector that saves preempted requests: name PreemptOffloadConnector in --kv-transfer-config, "
             "alone or among the connectors of a MultiConnector"
         )
+    if needs.chunked_prefill and not engine.chunked_prefill:
+        return "cuts prompts into chunks: start the engine with --enable-chunked-prefill"
     return None

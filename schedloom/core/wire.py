@@ -83,6 +83,7 @@ class EngineContract(BaseModel):
     models: Annotated[list[str], Field(min_length=1)]
     block_size: Annotated[int, Field(ge=1)]
     prefix_caching: bool = True
+    chunked_prefill: bool = True
     kv_connector: str | None = None
     kv_connectors: list[str] = []
     kv_lease_seconds: Annotated[float, Field(gt=0)] | None = None

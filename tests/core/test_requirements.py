@@ -7,6 +7,7 @@ from schedloom.core.requirements import check_requirements
 from schedloom.core.wire import EngineContract, Role
 from schedloom.policies.append_prefill import AppendPrefill
 from schedloom.policies.offload_restore import OffloadRestore
+from schedloom.policies.tpot_guard import TpotGuard
 
 
 def engine(role: Role, prefix_caching: bool = True) -> EngineContract:
@@ -32,3 +33,9 @@ def test_prefix_caching_off_is_refused() -> None:
 def test_nothing_can_be_restored_without_a_store() -> None:
     with pytest.raises(ConfigurationError, match="name PreemptOffloadConnector in --kv-transfer-config"):
         check_requirements([OffloadRestore()], engine(Role.CONSUMER))
+
+
+def test_an_engine_that_does_not_cut_prompts_has_nothing_to_meter() -> None:
+    whole = engine(Role.NONE).model_copy(update={"chunked_prefill": False})
+    with pytest.raises(ConfigurationError, match="'tpot_guard' cuts prompts into chunks.*--enable-chunked-prefill"):
+        check_requirements([TpotGuard()], whole)

@@ -29,6 +29,7 @@ def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: st
         models=models or [vllm_config.model_config.model],
         block_size=vllm_config.cache_config.block_size,
         prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
+        chunked_prefill=bool(vllm_config.scheduler_config.enable_chunked_prefill),
         kv_connector=transfer.kv_connector if transfer else None,
         kv_connectors=sorted(connectors),
         kv_lease_seconds=None if nixl is None else float(nixl.get("kv_lease_duration", NIXL_DEFAULT_LEASE_SECONDS)),

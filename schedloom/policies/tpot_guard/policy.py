@@ -8,7 +8,7 @@ from pydantic import Field
 
 from schedloom.core.decisions import StepOutcome
 from schedloom.core.hookspecs import hookimpl
-from schedloom.core.policy import Policy, PolicySettings
+from schedloom.core.policy import Policy, PolicySettings, Requirements
 from schedloom.core.views import EngineView, RequestView
 from schedloom.policies.tpot_guard.cost import StepCost
 
@@ -29,6 +29,7 @@ class TpotGuard(Policy):
     name = "tpot_guard"
     Settings = TpotGuardSettings
     settings: TpotGuardSettings
+    requires = Requirements(chunked_prefill=True)
 
     def __init__(self, settings: TpotGuardSettings | None = None) -> None:
         super().__init__(settings)
