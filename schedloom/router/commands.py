@@ -35,15 +35,17 @@ def route(
     ] = False,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings; options win.")] = None,
     wait: Annotated[float | None, typer.Option(help="Seconds to wait for engines.  [default: 0]")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that serve.  [default: 1]")] = None,
     log_level: Annotated[
         LogLevel, typer.Option(help="Least severe messages to log.", case_sensitive=False)
     ] = LogLevel.INFO,
 ) -> None:
     """Route requests to Prefillers and Decoders."""
+    from schedloom.router.processes import supervise
     from schedloom.router.serve import configure_logging, run
 
     configure_logging(log_level.value)
-    given = _given(host=host, port=port, start_wait_seconds=wait)
+    given = _given(host=host, port=port, start_wait_seconds=wait, processes=workers)
     if enable_decoder_append_prefill:
         given["enable_decoder_append_prefill"] = True
     named = _workers(prefill or [], "prefill") + _workers(decode or [], "decode")
@@ -52,7 +54,8 @@ def route(
     try:
         if config is None and not (prefill and decode):
             raise ConfigurationError("give --prefill URL and --decode URL, each at least once, or --config FILE")
-        run(router_settings((read_file(config) if config is not None else {}) | given))
+        settings = router_settings((read_file(config) if config is not None else {}) | given)
+        (run if settings.processes == 1 else supervise)(settings)
     except ConfigurationError as error:
         for sentence in error.sentences:
             typer.echo(f"schedloom route: {sentence}", err=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
-    """The router's figures, in a registry of their own.
+    """The router's figures, in a registry of their own; those of all processes where they share a folder.
 
     Local attempts are counted when they end: ``attempts`` is always the sum of ``hit`` (the Decoder's answer
     began), ``rejected`` (the Decoder turned it away) and ``error`` (anything else, clients that left early
@@ -16,17 +19,22 @@ class Metrics:
     always the sum of ``continued`` (served, or handed back again) and ``failed``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Path | None = None) -> None:
+        """``shared`` is the folder that ``PROMETHEUS_MULTIPROC_DIR`` named when this process began."""
         self.registry = CollectorRegistry()
+        self._shared = shared
         self.requests = Counter(
             "schedloom_router_requests",
             "Requests that ended, by the route of the last attempt and by outcome.",
             ["route", "outcome"],
             registry=self.registry,
         )
-        self.in_flight = 0
-        gauge = Gauge("schedloom_router_in_flight", "Requests under way.", registry=self.registry)
-        gauge.set_function(lambda: self.in_flight)
+        self._in_flight = 0
+        self._gauge = Gauge(
+            "schedloom_router_in_flight", "Requests under way.", registry=self.registry, multiprocess_mode="livesum"
+        )
+        if shared is None:
+            self._gauge.set_function(lambda: self._in_flight)
         self.local_attempts = Counter(
             "schedloom_router_local_attempts", "Local attempts that ended.", registry=self.registry
         )
@@ -47,6 +55,11 @@ class Metrics:
         )
         self.retries = Counter(
             "schedloom_router_retries", "Second passes through Prefiller and Decoder.", registry=self.registry
+        )
+        self.session_store_errors = Counter(
+            "schedloom_router_session_store_errors",
+            "Questions to the store of sessions that it failed to answer.",
+            registry=self.registry,
         )
         self.policy_errors = Counter(
             "schedloom_router_policy_errors", "Exceptions in policies.", ["policy"], registry=self.registry
@@ -82,5 +95,19 @@ class Metrics:
         self.handed_back.inc()
         self.continuations.labels(result).inc()
 
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @in_flight.setter
+    def in_flight(self, number: int) -> None:
+        self._in_flight = number
+        if self._shared is not None:
+            self._gauge.set(number)
+
     def exposition(self) -> bytes:
-        return generate_latest(self.registry)
+        if self._shared is None:
+            return generate_latest(self.registry)
+        summed = CollectorRegistry()
+        MultiProcessCollector(summed, str(self._shared))  # type: ignore[no-untyped-call]
+        return generate_latest(summed)

@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -18,6 +18,7 @@ import uvloop
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
 from schedloom.router.protocol import LimitedProtocol
+from schedloom.router.sessions import SessionStore
 from schedloom.router.settings import RouterSettings
 
 _BACKLOG = 4096
@@ -32,10 +33,19 @@ def run(settings: RouterSettings) -> None:
 
 
 async def _serve(settings: RouterSettings) -> None:
-    app = RouterApp(settings)
     listener = listen(settings.host, settings.port)
+    address = address_of(settings.host, listener)
+    await serve(settings, RouterApp(settings, sessions=open_store(settings)), listener, lambda: announce(address))
+
+
+async def serve(settings: RouterSettings, app: RouterApp, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve ``app`` on ``listener``, which listens once the engines are known, until SIGTERM or SIGINT.
+
+    ``ready`` is called when it begins. Raises ConfigurationError when the router cannot start as configured.
+    """
     try:
         await app.start()
+        listener.listen(_BACKLOG)
         config = uvicorn.Config(
             app,
             http=_protocol(settings),
@@ -49,10 +59,20 @@ async def _serve(settings: RouterSettings) -> None:
             date_header=False,
             timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
         )
-        await Server(config, app, address_of(settings.host, listener)).serve(sockets=[listener])
+        await Server(config, app, ready).serve(sockets=[listener])
     finally:
         listener.close()
         await app.close()
+
+
+def open_store(settings: RouterSettings) -> SessionStore | None:
+    """Where sessions are kept outside this process, if anywhere."""
+    if settings.session_store is None:
+        return None
+    from schedloom.router.redis_sessions import RedisSessions
+
+    urls = [worker.url for worker in settings.workers]
+    return RedisSessions(settings.session_store, urls, settings.session_idle_seconds)
 
 
 def _protocol(settings: RouterSettings) -> type[LimitedProtocol]:
@@ -67,14 +87,14 @@ def _protocol(settings: RouterSettings) -> type[LimitedProtocol]:
 class Server(uvicorn.Server):
     """Says when it is ready, and ends by returning."""
 
-    def __init__(self, config: uvicorn.Config, app: RouterApp, address: str) -> None:
+    def __init__(self, config: uvicorn.Config, app: RouterApp, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._app = app
-        self._address = address
+        self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        print(f"schedloom router is ready on {self._address}", flush=True)
+        self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._app.drain()
@@ -96,23 +116,35 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def announce(address: str) -> None:
+    print(f"schedloom router is ready on {address}", flush=True)
+
+
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A listening socket. Raises ConfigurationError when the address cannot be had."""
+    listener = bind(host, port, shared=shared)
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A socket at an address, which other processes may have too where it is ``shared``. Raises ConfigurationError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one = socket.socket(family, socket.SOCK_STREAM)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
+        one.bind((host, port))
     except OSError as error:
-        listener.close()
+        one.close()
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(
                 f"port {port} of {host} is in use; stop what listens there, or choose another --port"
             ) from error
         raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    listener.setblocking(False)
-    return listener
+    return one
 
 
 def address_of(host: str, listener: socket.socket) -> str:

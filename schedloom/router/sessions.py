@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -16,6 +17,11 @@ class SessionKey(NamedTuple):
     model: str
     session: str
 
+    def digest(self) -> str:
+        """Short, and the same for equal keys alone, however long they are."""
+        words = [word.encode("utf-8", "surrogatepass") for word in self]
+        return hashlib.sha256(b"".join(hashlib.sha256(word).digest() for word in words)).hexdigest()[:32]
+
 
 class SessionStore(Protocol):
     """Where ownership is kept."""
@@ -23,6 +29,7 @@ class SessionStore(Protocol):
     async def owner(self, key: SessionKey) -> SessionOwner | None: ...
     async def bind(self, key: SessionKey, owner: SessionOwner) -> None: ...
     async def release(self, key: SessionKey) -> None: ...
+    async def close(self) -> None: ...
 
 
 class MemorySessions:
@@ -60,6 +67,9 @@ class MemorySessions:
 
     async def release(self, key: SessionKey) -> None:
         self._entries.pop(key, None)
+
+    async def close(self) -> None:
+        return None
 
     def _touch(self, key: SessionKey, owner: SessionOwner) -> None:
         self._entries[key] = (owner, self._clock())

@@ -52,6 +52,12 @@ class WorkerSettings(BaseModel):
     contract: DeclaredContract | None = None
 
 
+def _checked_store(url: str) -> str:
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("it is not the address of a Valkey or Redis server; write it as redis://host:port/database")
+    return url
+
+
 def _named_once(workers: list[WorkerSettings]) -> list[WorkerSettings]:
     urls = [worker.url for worker in workers]
     for url in urls:
@@ -83,6 +89,13 @@ class RouterSettings(BaseModel):
     ``waiting_timeout_seconds``. A request that its Decoder hands back for lack of KV
     blocks is continued elsewhere at most ``max_continuations`` times; 0 keeps Decoders from handing any back.
 
+    ``callback_url`` is where engines reach this router, for those that ask it for prefills; without one it is
+    ``host`` and ``port``.
+
+    ``processes`` of one router share its port, its sessions and its figures; the limits above are for all of
+    them together. ``session_store`` is the address of a Valkey or Redis server that keeps the sessions of
+    several routers; without one they are kept in memory, at most ``session_capacity`` of them.
+
     With ``api_keys`` every client needs one; sessions and the engines' prefix caches are then kept apart by
     tenant, the latter unless ``share_prefix_across_tenants``. ``secret`` derives what keeps them apart; give
     all replicas of a router the same, otherwise it is made anew at every start. ``forward_authorization``
@@ -109,8 +122,10 @@ class RouterSettings(BaseModel):
     health_interval_seconds: Seconds = 5.0
     health_timeout_seconds: Seconds = 5.0
     start_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
+    callback_url: Annotated[str, AfterValidator(_checked_url)] | None = None
     shutdown_grace_seconds: Seconds = 30.0
 
+    processes: Annotated[int, Field(ge=1, le=1024)] = 1
     max_in_flight: Annotated[int, Field(ge=1)] = 4096
     max_waiting: Annotated[int, Field(ge=0)] = 1024
     waiting_timeout_seconds: Seconds = 30.0
@@ -118,6 +133,7 @@ class RouterSettings(BaseModel):
     max_continuations: Annotated[int, Field(ge=0)] = 8
     session_capacity: Annotated[int, Field(ge=1)] = 100_000
     session_idle_seconds: Seconds = 3600.0
+    session_store: Annotated[str, AfterValidator(_checked_store)] | None = None
 
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**10
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20

@@ -299,7 +299,9 @@ class Town:
             }
         )
         loop = asyncio.get_running_loop()
-        self.app = RouterApp(settings, SimulatedUpstream(self.engines, self.ledger), clock=loop.time, chance=random.Random(0))
+        self.app = RouterApp(
+            settings, SimulatedUpstream(self.engines, self.ledger), clock=loop.time, chance=random.Random(0)
+        )
         await self.app.start()
         await asyncio.gather(*[self._client(number, turns) for number in range(clients)])
         await asyncio.sleep(LEASE * 2)

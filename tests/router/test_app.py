@@ -35,7 +35,7 @@ async def test_the_pages_around(bench: Make) -> None:
 async def test_from_the_signal_on_nothing_new_is_taken(bench: Make) -> None:
     p, d = prefiller(), decoder()
     router = await bench(p, d)
-    server = Server(uvicorn.Config(router.app, log_config=None), router.app, "nowhere")
+    server = Server(uvicorn.Config(router.app, log_config=None), router.app, ready=lambda: None)
     server.handle_exit(signal.SIGTERM, None)
     received = await router.client.chat("s")
     assert (received.status, received.headers["retry-after"]) == (503, "1")

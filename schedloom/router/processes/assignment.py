@@ -1,0 +1,46 @@
+"""What a supervisor tells a child, and what a child answers."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from schedloom.router.settings import RouterSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """``room`` is the folder that the processes of one router share."""
+
+    settings: RouterSettings
+    room: Path
+    log_level: int
+
+    @property
+    def sessions(self) -> Path:
+        return sessions_in(self.room)
+
+    @property
+    def figures(self) -> Path:
+        return figures_in(self.room)
+
+
+def sessions_in(room: Path) -> Path:
+    """The socket at which the supervisor keeps the sessions."""
+    return room / "sessions"
+
+
+def figures_in(room: Path) -> Path:
+    """The folder in which every process keeps its figures."""
+    return room / "figures"
+
+
+def for_each(settings: RouterSettings, port: int) -> RouterSettings:
+    """The settings of one of the processes: its share of the limits, and secrets that are the same in all."""
+    share = {name: math.ceil(getattr(settings, name) / settings.processes) for name in ("max_in_flight", "max_waiting")}
+    secret = settings.secret or SecretStr(secrets.token_hex(32))
+    return settings.model_copy(update={**share, "secret": secret, "port": port})

@@ -1,0 +1,154 @@
+"""Keeps the processes of a router running: starts them, replaces those that die, and ends them together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import uvloop
+from prometheus_client.multiprocess import mark_process_dead
+
+from schedloom.core.errors import ConfigurationError
+from schedloom.router.processes.assignment import Assignment, figures_in, for_each
+from schedloom.router.processes.keeper import Keeper
+from schedloom.router.serve import address_of, announce, bind, listen
+from schedloom.router.sessions import MemorySessions
+from schedloom.router.settings import RouterSettings
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE: Final = 0.5
+LONGEST_PAUSE: Final = 30.0
+STEADY_SECONDS: Final = 60.0
+"""Who served for so long did not die of its start: the next pause is the first one again."""
+
+_MARGIN_SECONDS: Final = 5.0
+
+
+def supervise(settings: RouterSettings) -> None:
+    """Serve by ``settings.processes`` processes until SIGTERM or SIGINT.
+
+    Raises ConfigurationError when the router cannot start as configured.
+    """
+    listen(settings.host, settings.port).close()
+    with tempfile.TemporaryDirectory(prefix="schedloom-") as room, _address(settings) as (port, address):
+        figures_in(Path(room)).mkdir()
+        assignment = Assignment(for_each(settings, port), Path(room), logging.getLogger().level)
+        uvloop.run(_Supervisor(assignment, address).run())
+
+
+@contextlib.contextmanager
+def _address(settings: RouterSettings) -> Iterator[tuple[int, str]]:
+    """The port, kept for the children by a socket that does not listen."""
+    with bind(settings.host, settings.port, shared=True) as placeholder:
+        yield placeholder.getsockname()[1], address_of(settings.host, placeholder)
+
+
+class _Supervisor:
+    def __init__(self, assignment: Assignment, address: str) -> None:
+        self._assignment = assignment
+        self._address = address
+        self._settings = assignment.settings
+        self._stopping = asyncio.Event()
+        self._children: set[Process] = set()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        sessions = MemorySessions(self._settings.session_capacity, self._settings.session_idle_seconds, time.monotonic)
+        async with Keeper(sessions, self._assignment.sessions):
+            try:
+                await self._serve()
+            finally:
+                await self._end_all()
+
+    async def _serve(self) -> None:
+        places = range(self._settings.processes)
+        started = await asyncio.gather(*(self._start() for _ in places))
+        complaints = [sentence for _, sentences in started for sentence in sentences]
+        if complaints and not self._stopping.is_set():
+            raise ConfigurationError(*dict.fromkeys(complaints))
+        if not self._stopping.is_set():
+            announce(self._address)
+        await asyncio.gather(*(self._keep(child) for child, _ in started))
+
+    async def _keep(self, child: Process) -> None:
+        """Whenever ``child`` dies, start another in its place."""
+        pause = FIRST_PAUSE
+        while True:
+            begun = time.monotonic()
+            status = await self._end_of(child)
+            if self._stopping.is_set():
+                return
+            pause = FIRST_PAUSE if time.monotonic() - begun > STEADY_SECONDS else pause
+            log.error("a process of the router ended with status %s; another starts in %.1f s", status, pause)
+            if await self._stops_within(pause):
+                return
+            pause = min(2 * pause, LONGEST_PAUSE)
+            child, complaints = await self._start()
+            for sentence in complaints:
+                log.error("a process of the router cannot start: %s", sentence)
+
+    async def _start(self) -> tuple[Process, list[str]]:
+        """A child that serves, or one that is about to end and has said why."""
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "schedloom.router.processes.child",
+            stdin=PIPE,
+            stdout=PIPE,
+            env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self._assignment.figures)},
+        )
+        self._children.add(child)
+        assert child.stdin is not None and child.stdout is not None
+        with contextlib.suppress(OSError):
+            child.stdin.write(pickle.dumps(self._assignment))
+            await child.stdin.drain()
+        said = await child.stdout.readline()
+        if self._stopping.is_set():
+            _signal(child, signal.SIGTERM)
+        unsaid = ["a process of the router ended before it served; its log says why"]
+        return child, orjson.loads(said) if said else unsaid
+
+    async def _end_of(self, child: Process) -> int:
+        status = await child.wait()
+        self._children.discard(child)
+        mark_process_dead(child.pid, str(self._assignment.figures))  # type: ignore[no-untyped-call]
+        return status
+
+    async def _stops_within(self, seconds: float) -> bool:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        return self._stopping.is_set()
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        for child in self._children:
+            _signal(child, signal.SIGTERM)
+
+    async def _end_all(self) -> None:
+        self._stop()
+        ends: Any = [asyncio.create_task(child.wait()) for child in self._children]
+        if ends:
+            await asyncio.wait(ends, timeout=self._settings.shutdown_grace_seconds + _MARGIN_SECONDS)
+        for child in self._children:
+            _signal(child, signal.SIGKILL)
+        await asyncio.gather(*ends)
+
+
+def _signal(child: Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.send_signal(number)

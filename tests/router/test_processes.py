@@ -1,0 +1,242 @@
+"""B1, X8: several processes that are one router: one port, one set of sessions and figures, one life."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import httpx2
+import pytest
+from pydantic import SecretStr
+
+from schedloom.core.errors import ConfigurationError
+from schedloom.core.routing import SessionOwner
+from schedloom.router.processes.assignment import for_each
+from schedloom.router.processes.keeper import Keeper, KeptSessions
+from schedloom.router.serve import listen
+from schedloom.router.sessions import MemorySessions, SessionKey
+from schedloom.router.settings import router_settings
+from tests.router.fakes import EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
+from tests.router.sockets import asgi, served
+
+pytestmark = pytest.mark.anyio
+
+COMMAND = "import typer, schedloom.router.commands as c; typer.run(c.route)"
+IDLE_SOCKETS = 8
+"""At most so many are open in a process that serves nobody: its own, and one to each engine."""
+
+BODY = {"model": "fake-model", "prompt": "hello"}
+WORD = {"choices": [{"index": 0, "text": "word", "finish_reason": None}]}
+FINISH = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
+
+
+class Router:
+    """A running router of several processes, and its engines."""
+
+    def __init__(self, process: Process, address: str, engines: list[FakeEngine]) -> None:
+        self.process = process
+        self.address = address
+        self.engines = engines
+
+    @property
+    def children(self) -> set[int]:
+        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return {int(pid) for pid in text.split()}
+
+    async def ask(self, session: str | None = None) -> httpx2.Response:
+        """By a connection of its own, so that the kernel chooses the process."""
+        headers = {"X-Session-ID": session} if session else {}
+        async with httpx2.AsyncClient(base_url=self.address, timeout=20) as client:
+            answer: httpx2.Response = await client.post("/v1/completions", json=BODY, headers=headers)
+            return answer
+
+    async def figure(self, name: str) -> float:
+        async with httpx2.AsyncClient(base_url=self.address, timeout=20) as client:
+            page = (await client.get("/metrics")).text
+        found = re.findall(rf"^schedloom_router_{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE)
+        return sum(map(float, found))
+
+
+@asynccontextmanager
+async def routed(*options: str, status: int = 0) -> AsyncIterator[Router]:
+    """A router in front of a Prefiller and two Decoders; told to end afterwards, it does so with ``status``."""
+    engines = [prefiller(), decoder(0), decoder(1)]
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(served(asgi(engine))) for engine in engines]
+        named = ["--prefill", urls[0], *(part for url in urls[1:] for part in ("--decode", url))]
+        arguments = [*named, "--port", "0", "--workers", "2", "--enable-decoder-append-prefill", *options]
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", COMMAND, *arguments, stdout=PIPE)
+        try:
+            assert process.stdout is not None
+            line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+            match = re.search(r"http://\S+", line)
+            assert match is not None, line
+            yield Router(process, match[0], engines)
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            rest, _ = await asyncio.wait_for(process.communicate(), 30)
+            assert (process.returncode, rest) == (status, b"")
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+
+
+async def until(condition: object, seconds: float = 30) -> None:
+    assert callable(condition)
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it did not come to that in time")
+
+
+async def test_sessions_and_figures_are_those_of_one_router() -> None:
+    async with routed() as router:
+        assert len(router.children) == 2
+        turns = [(await router.ask("s")).headers["x-schedloom-decision"] for _ in range(12)]
+        assert turns == ["pd", *["append"] * 11]
+        assert await router.figure("requests_total") == 12
+        assert await router.figure("local_attempts_total") == 11
+        assert await router.figure("in_flight") == 0
+        assert await router.figure("session_store_errors_total") == 0
+
+
+async def test_both_processes_serve() -> None:
+    async with routed() as router:
+        gate = asyncio.Event()
+        for engine in router.engines[1:]:
+            engine.always = Answer(200, EVENTS, [event_bytes(WORD), gate, event_bytes(FINISH), event_bytes("[DONE]")])
+        asked = [asyncio.create_task(router.ask()) for _ in range(24)]
+        await until(lambda: sum(len(engine.seen) for engine in router.engines[1:]) == 24)
+        assert await router.figure("in_flight") == 24
+        busy = [pid for pid in router.children if _open_sockets(pid) > IDLE_SOCKETS]
+        gate.set()
+        assert {(await one).status_code for one in asked} == {200}
+    assert len(busy) == 2
+
+
+def _open_sockets(pid: int) -> int:
+    return sum(os.readlink(entry).startswith("socket") for entry in Path(f"/proc/{pid}/fd").iterdir())
+
+
+async def test_a_process_that_dies_is_replaced_and_nothing_counted_is_lost() -> None:
+    async with routed() as router:
+        for number in range(8):
+            assert (await router.ask(str(number))).headers["x-schedloom-decision"] == "pd"
+        before = router.children
+        victim = min(before)
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: len(router.children - {victim}) == 2)
+        statuses = []
+        for number in range(8):
+            with suppress(httpx2.TransportError):
+                statuses.append((await router.ask(str(number))).headers["x-schedloom-decision"])
+        assert len(statuses) >= 7 and set(statuses) == {"append"}
+        assert await router.figure("requests_total") == 8 + len(statuses)
+        assert len(router.children & before) == 1
+
+
+async def test_sigterm_lets_every_process_finish_what_is_under_way() -> None:
+    async with routed() as router:
+        gate = asyncio.Event()
+        for engine in router.engines[1:]:
+            engine.always = Answer(200, EVENTS, [event_bytes(WORD), gate, event_bytes(FINISH), event_bytes("[DONE]")])
+        asked = [asyncio.create_task(router.ask()) for _ in range(12)]
+        await until(lambda: sum(len(engine.seen) for engine in router.engines[1:]) == 12)
+        router.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        with pytest.raises(httpx2.ConnectError):
+            await router.ask()
+        gate.set()
+        assert {(await one).text.endswith("data: [DONE]\n\n") for one in asked} == {True}
+
+
+async def test_nobody_is_left_when_the_supervisor_is_killed() -> None:
+    async with routed(status=-signal.SIGKILL) as router:
+        children = router.children
+        router.process.kill()
+        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+
+
+async def run_to_the_end(*arguments: str) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", COMMAND, *arguments, "--workers", "2", stdout=PIPE, stderr=PIPE
+    )
+    out, complaint = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, out.decode(), complaint.decode()
+
+
+async def test_what_one_process_cannot_do_ends_all_with_one_sentence() -> None:
+    engines = ["--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:1/d", "--port", "0"]
+    status, out, complaint = await run_to_the_end(*engines)
+    assert (status, out) == (1, "")
+    assert complaint.count("no Prefiller can be reached") == 1
+
+
+async def test_a_port_in_use_is_told() -> None:
+    taken = listen("127.0.0.1", 0)
+    port = str(taken.getsockname()[1])
+    status, _, complaint = await run_to_the_end("--prefill", "http://h:1", "--decode", "http://h:2", "--port", port)
+    taken.close()
+    assert status == 1 and f"port {port} of 127.0.0.1 is in use" in complaint
+
+
+def test_limits_are_shared_out_and_secrets_are_the_same() -> None:
+    values = {"workers": [{"url": "http://h:1"}], "processes": 3, "max_in_flight": 100, "max_waiting": 0}
+    settings = for_each(router_settings(values), 9000)
+    assert (settings.max_in_flight, settings.max_waiting, settings.port) == (34, 0, 9000)
+    assert settings.secret is not None and len(settings.secret.get_secret_value()) == 64
+    given = router_settings(values | {"secret": "told"})
+    assert for_each(given, 9000).secret == SecretStr("told")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+KEY, OTHER = SessionKey("t", "m", "s"), SessionKey("t", "m", "other")
+OWNER = SessionOwner("decoder-0", "e1", 3)
+
+
+async def test_kept_sessions_are_the_keepers(tmp_path: Path) -> None:
+    async with Keeper(MemorySessions(10, 60, lambda: 0.0), tmp_path / "s"):
+        one, two = KeptSessions(tmp_path / "s"), KeptSessions(tmp_path / "s")
+        assert await one.owner(KEY) is None
+        await one.bind(KEY, OWNER)
+        assert await asyncio.gather(*[two.owner(key) for key in (KEY, OTHER, KEY)]) == [OWNER, None, OWNER]
+        await two.release(KEY)
+        assert await one.owner(KEY) is None
+        await one.close()
+        await two.close()
+
+
+async def test_whoever_waits_for_a_keeper_that_goes_is_told(tmp_path: Path) -> None:
+    never = asyncio.Event()
+
+    class Stuck(MemorySessions):
+        async def owner(self, key: SessionKey) -> SessionOwner | None:
+            await never.wait()
+            return None
+
+    sessions = KeptSessions(tmp_path / "s")
+    async with Keeper(Stuck(10, 60, lambda: 0.0), tmp_path / "s"):
+        asked = asyncio.create_task(sessions.owner(KEY))
+        await asyncio.sleep(0.05)
+    with pytest.raises(OSError):
+        await asked
+    with pytest.raises(OSError):
+        await sessions.owner(KEY)
+    await sessions.close()
+
+
+def test_a_router_needs_a_process() -> None:
+    with pytest.raises(ConfigurationError, match="processes"):
+        router_settings({"workers": [{"url": "http://h:1"}], "processes": 0})

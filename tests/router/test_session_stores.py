@@ -1,0 +1,193 @@
+"""A2, X8: sessions kept outside the router: shared, bounded in time, and never the reason of an error."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedloom.core.errors import ConfigurationError
+from schedloom.core.routing import SessionOwner
+from schedloom.router.app import RouterApp
+from schedloom.router.metrics import Metrics
+from schedloom.router.patience import PATIENCE_SECONDS, REST_SECONDS, PatientSessions
+from schedloom.router.redis_sessions import RedisSessions
+from schedloom.router.sessions import MemorySessions, SessionKey
+from schedloom.router.settings import router_settings
+from tests.router.client import Client
+from tests.router.conftest import settings_for
+from tests.router.fakes import FakeUpstream, decoder, prefiller
+from tests.router.test_sessions import Clock
+
+pytestmark = pytest.mark.anyio
+
+KEY = SessionKey("tenant", "model", "session")
+OWNER, OTHER = SessionOwner("decoder-0", "e1", 0), SessionOwner("decoder-1", "e1", 2)
+ENGINES = ["http://p:1", "http://d:1"]
+SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
+
+
+class Failing(MemorySessions):
+    """A store that fails, or hangs, while it is told to."""
+
+    trouble: Exception | asyncio.Event | None = None
+    asked = 0
+
+    async def owner(self, key: SessionKey) -> SessionOwner | None:
+        self.asked += 1
+        if isinstance(self.trouble, Exception):
+            raise self.trouble
+        if self.trouble is not None:
+            await self.trouble.wait()
+        return await super().owner(key)
+
+
+async def test_what_a_store_fails_to_tell_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
+    clock, metrics = Clock(), Metrics()
+    store = Failing(10, 60, clock)
+    sessions = PatientSessions(store, metrics, clock)
+    await sessions.bind(KEY, OWNER)
+    assert await sessions.owner(KEY) == OWNER
+    store.trouble = OSError("gone")
+    assert [await sessions.owner(KEY) for _ in range(5)] == [None] * 5
+    assert store.asked == 2
+    clock.now += REST_SECONDS
+    assert await sessions.owner(KEY) is None and store.asked == 3
+    clock.now += REST_SECONDS
+    store.trouble = None
+    assert await sessions.owner(KEY) == OWNER
+    assert len(caplog.records) == 1
+    assert metrics.registry.get_sample_value("schedloom_router_session_store_errors_total") == 2
+
+
+async def test_a_store_that_hangs_is_not_waited_for() -> None:
+    clock = Clock()
+    store = Failing(10, 60, clock)
+    store.trouble = asyncio.Event()
+    begun = asyncio.get_running_loop().time()
+    assert await PatientSessions(store, Metrics(), clock).owner(KEY) is None
+    assert asyncio.get_running_loop().time() - begun < PATIENCE_SECONDS + 1
+
+
+async def test_without_its_store_a_router_serves_by_prefillers() -> None:
+    engines = [prefiller(), decoder()]
+    store = Failing(10, 60, Clock())
+    app = RouterApp(settings_for(engines), FakeUpstream(engines), store)
+    await app.start()
+    client = Client(app)
+    decisions = []
+    for trouble in (None, None, OSError("gone")):
+        store.trouble = trouble
+        received = await client.chat("s")
+        assert received.status == 200
+        decisions.append(received.decision)
+    assert decisions == ["pd", "append", "pd"]
+    await app.close()
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "memcached://x"])
+def test_an_address_of_something_else_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"session_store.*redis://host:port"):
+        router_settings({"workers": [{"url": "http://h:1"}], "session_store": url})
+
+
+def test_a_missing_client_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    with pytest.raises(ConfigurationError, match=r"schedloom\[sessions\]"):
+        RedisSessions("redis://h:1", ENGINES, 60)
+
+
+def test_a_digest_is_that_of_one_key() -> None:
+    keys = [
+        SessionKey("a", "b", "c"),
+        SessionKey("ab", "", "c"),
+        SessionKey("a", "bc", ""),
+        SessionKey("\ud800", "", ""),
+    ]
+    assert len({key.digest() for key in keys}) == 4
+    assert SessionKey("a", "b", "c").digest() == keys[0].digest()
+
+
+class Server:
+    """A real server at a socket in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        assert SERVER is not None
+        self.socket = folder / "redis.sock"
+        self.url = f"unix://{self.socket}"
+        options = ["--port", "0", "--unixsocket", str(self.socket), "--save", "", "--dir", str(folder)]
+        self.process = subprocess.Popen([SERVER, *options], stdout=subprocess.DEVNULL)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    if SERVER is None:
+        pytest.skip("neither valkey-server nor redis-server is installed")
+    server = Server(tmp_path)
+    while not server.socket.exists():
+        assert server.process.poll() is None
+    yield server
+    server.stop()
+
+
+async def test_a_server_keeps_the_sessions_of_all_routers(server: Server) -> None:
+    one, two = RedisSessions(server.url, ENGINES, 60), RedisSessions(server.url, ENGINES, 60)
+    assert await one.owner(KEY) is None
+    await one.bind(KEY, OWNER)
+    assert await two.owner(KEY) == OWNER
+    await two.bind(KEY, OTHER)
+    assert await one.owner(KEY) == OTHER
+    assert await one.owner(KEY._replace(tenant="another")) is None
+    stranger = RedisSessions(server.url, ENGINES[::-1], 60)
+    assert await stranger.owner(KEY) is None
+    await one.release(KEY)
+    assert await two.owner(KEY) is None
+    for sessions in (one, two, stranger):
+        await sessions.close()
+
+
+async def test_idle_sessions_are_forgotten_and_used_ones_are_not(server: Server) -> None:
+    sessions, other = RedisSessions(server.url, ENGINES, 0.4), SessionKey("", "", "idle")
+    await sessions.bind(KEY, OWNER)
+    await sessions.bind(other, OWNER)
+    for _ in range(4):
+        await asyncio.sleep(0.2)
+        assert await sessions.owner(KEY) == OWNER
+    assert await sessions.owner(other) is None
+    await sessions.close()
+
+
+async def test_no_session_id_is_kept_in_the_clear(server: Server) -> None:
+    sessions = RedisSessions(server.url, ENGINES, 60)
+    await sessions.bind(KEY, OWNER)
+    (name,) = await sessions._client.keys("*")
+    assert not any(word in name.decode() for word in KEY)
+    await sessions.close()
+
+
+async def test_two_routers_share_their_sessions_and_outlive_their_server(server: Server) -> None:
+    engines = [prefiller(), decoder(0), decoder(1)]
+    urls = [engine.origin for engine in engines]
+    apps = [
+        RouterApp(settings_for(engines), FakeUpstream(engines), RedisSessions(server.url, urls, 60)) for _ in range(2)
+    ]
+    for app in apps:
+        await app.start()
+    answers: list[Any] = [await Client(apps[turn % 2]).chat("s") for turn in range(4)]
+    assert [one.decision for one in answers] == ["pd", "append", "append", "append"]
+    assert len({one.headers["x-schedloom-decoder"] for one in answers}) == 1
+    server.stop()
+    last = await Client(apps[0]).chat("s")
+    assert (last.status, last.decision) == (200, "pd")
+    for app in apps:
+        await app.close()
