@@ -1,0 +1,102 @@
+"""Real engines inside this process, one after the other: what the scripts of this folder share."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any
+
+BLOCK = 32
+"""Tokens in a block: attention on a CPU wants a multiple of 32."""
+
+
+def start(model: str, asynchronous: bool = False, **settings: Any) -> Any:
+    """An ``LLM`` with float32 weights, without policies unless ``settings`` bring some."""
+    from vllm import LLM
+
+    common = {
+        "enforce_eager": True,
+        "max_model_len": 20 * BLOCK,
+        "kv_cache_memory_bytes": 64 << 20,
+        "block_size": BLOCK,
+        "dtype": "float32",
+        "max_num_seqs": 16,
+        "disable_log_stats": False,
+    }
+    return LLM(model=model, async_scheduling=asynchronous, **{**common, **settings})
+
+
+def stop(engine: Any) -> None:
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    engine.llm_engine.engine_core.shutdown()
+    del engine
+    gc.collect()
+    cleanup_dist_env_and_memory()
+
+
+def scheduler_of(engine: Any) -> Any:
+    return engine.llm_engine.engine_core.engine_core.scheduler
+
+
+def add(engine: Any, name: str, tokens: list[int], sampling: Any, **more: Any) -> None:
+    engine.llm_engine.add_request(name, {"prompt_token_ids": tokens}, sampling, **more)
+
+
+def drain(engine: Any) -> dict[str, list[int]]:
+    """Step until nobody is left: token ids by the name that each request was added under."""
+    produced: dict[str, list[int]] = {}
+    while engine.llm_engine.has_unfinished_requests():
+        for output in engine.llm_engine.step():
+            if output.finished:
+                produced[output.request_id] = list(output.outputs[0].token_ids)
+    return produced
+
+
+def ask(engine: Any, prompts: Iterable[list[int]], answer: int) -> list[list[int]]:
+    """The answers to ``prompts``, which arrive together, of ``answer`` tokens each."""
+    names = []
+    for index, tokens in enumerate(prompts):
+        add(engine, f"ask-{index}", tokens, sampling(answer))
+        names.append(f"ask-{index}")
+    produced = drain(engine)
+    return [produced[name] for name in names]
+
+
+def sampling(answer: int, **extra: Any) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(max_tokens=answer, temperature=0, ignore_eos=True, detokenize=False, extra_args=extra or None)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return [32 + (seed * 31 + index * 7 + index * index // (3 + seed % 5)) % 90 for index in range(length)]
+
+
+def nixl_and_offload(host_bytes: str = "64MiB") -> dict[str, Any]:
+    """``kv_transfer_config`` of a Decoder as operators configure one: NIXL and the offload connector side by side."""
+    own = {
+        "kv_connector": "PreemptOffloadConnector",
+        "kv_role": "kv_consumer",
+        "kv_connector_extra_config": {"host_bytes": host_bytes},
+    }
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_consumer",
+        "kv_connector_extra_config": {"connectors": [{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}, own]},
+    }
+
+
+def keep_asynchronous_scheduling() -> None:
+    """vLLM's CPU platform turns it off. Its runners can do it all the same: tests may keep it on."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    check = platform.check_and_update_config.__func__
+
+    def keeping(cls: Any, vllm_config: Any) -> None:
+        wanted = vllm_config.scheduler_config.async_scheduling
+        check(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = wanted
+
+    platform.check_and_update_config = classmethod(keeping)
