@@ -23,7 +23,7 @@ LOAD_SPREAD: Final = "how load is spread over the engines"
 """Owned by a routing policy that prefers engines for their load: two would average two answers to one question."""
 
 PREFIX_CHOICE: Final = "which engine's cache fits a prompt"
-"""Owned by a routing policy that prefers engines for the KV that they hold: a guess and better knowledge do not add up."""
+"""Owned by a routing policy that prefers engines for the KV they hold: a guess and better knowledge do not add up."""
 
 _HOOK_OWNERSHIP: Final = {"queue_key": QUEUE_ORDER, "plan_step": STEP_PLAN}
 

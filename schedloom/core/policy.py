@@ -60,7 +60,9 @@ class Policy:
     """Whether the engine is to publish its load, and to show that of its peers in ``view.peers``."""
     hands_back: ClassVar[bool] = False
     """Whether ``recover`` may answer RETURN. The engine then also continues what other engines handed back."""
-    reads_tokens: ClassVar[bool] = False
+    listens: ClassVar[bool] = False
+    """Whether the router is to listen to the engines' KV events, and to show what it knows in ``view.residency``."""
+    reads_tokens: bool = False
     """Whether the router is to have every prompt tokenized by an engine, and to show it in ``request.token_ids``."""
 
     def __init__(self, settings: Any = None) -> None:

@@ -128,11 +128,23 @@ class Candidate(Protocol):
         ...
 
 
-class Residency(Protocol):
-    """The KV that engines say they hold."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """So many first tokens have their KV in an engine; not ``exact`` where it may be more."""
 
-    def tokens(self, candidate: Candidate, token_ids: Sequence[int], cache_salt: str | None) -> int | None:
-        """How many of a prompt's first tokens have their KV there; ``None`` where nobody tells."""
+    tokens: int
+    exact: bool
+
+
+class Residency(Protocol):
+    """The KV that engines say they hold. ``None`` where nobody tells."""
+
+    def of_prompt(self, candidate: Candidate, token_ids: Sequence[int], cache_salt: str | None) -> Held | None:
+        """Of a prompt."""
+        ...
+
+    def of_session(self, candidate: Candidate, session: str) -> Held | None:
+        """Of all that a session's last turn left there, its answer included."""
         ...
 
 

@@ -70,9 +70,10 @@ class EngineContract(BaseModel):
 
     ``epoch`` differs after every start of the engine. ``kv_lease_seconds`` is how long a Prefiller keeps KV for a
     Decoder that has not pulled it; ``kv_pinned_seconds`` how long a Decoder with ``bidirectional_kv`` keeps a turn's KV
-    for a Prefiller. ``kv_endpoints`` are in the order of ranks. ``data_parallel_size`` counts the ranks that this server reaches; ``features`` are
-    the names of the policies that the engine was started with, ``inactive`` those of
-    them that are switched off, or into shadow, now.
+    for a Prefiller. ``kv_endpoints`` are in the order of ranks. ``data_parallel_size`` counts the ranks that this
+    server reaches. At ``kv_events_port`` its first rank tells of its KV blocks, and at ``kv_replay_port`` again what
+    was missed; each next rank does so a port further. ``features`` are the names of the policies that the engine was
+    started with, ``inactive`` those of them that are switched off, or into shadow, now.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -92,6 +93,8 @@ class EngineContract(BaseModel):
     kv_pinned_seconds: Annotated[float, Field(gt=0)] | None = None
     saves_preempted_kv: bool = False
     data_parallel_size: Annotated[int, Field(ge=1)] = 1
+    kv_events_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    kv_replay_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     max_model_len: int | None = None
     model_runner: Literal["v1", "v2"] | None = None
     features: list[str] = []

@@ -103,6 +103,12 @@ class GenerationBody:
         salt = self.fields.get(SALT_KEY)
         return salt if isinstance(salt, str) else None
 
+    @property
+    def token_ids(self) -> list[int] | None:
+        """The prompt's, where the client sent it as such."""
+        prompt = self.fields.get("prompt")
+        return prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], int) else None
+
     def prompt(self) -> bytes:
         """What the model is asked: of two prompts one of which goes on where the other ends, this does too."""
         return written({key: self.fields[key] for key in _PROMPT_KEYS if key in self.fields}).rstrip(b'"]}')

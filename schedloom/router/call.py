@@ -61,7 +61,7 @@ class Call:
                 splittable=self.splittable,
                 hints=self.headers.hints,
                 cache_salt=self.body.salt,
-                token_ids=self.token_ids,
+                token_ids=self.token_ids or self.body.token_ids,
                 read_prompt=self.body.prompt,
             )
         return self._route

@@ -61,6 +61,12 @@ class Metrics:
             "Questions to the store of sessions that it failed to answer.",
             registry=self.registry,
         )
+        self.tokenizing = Histogram(
+            "schedloom_router_tokenize_seconds",
+            "What it cost to have a prompt tokenized for routing.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self.policy_errors = Counter(
             "schedloom_router_policy_errors", "Exceptions in policies.", ["policy"], registry=self.registry
         )

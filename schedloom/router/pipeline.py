@@ -17,6 +17,7 @@ from schedloom.router.reply import Reply
 from schedloom.router.selection import Excuses, Selection
 from schedloom.router.sessions import SessionStore
 from schedloom.router.settings import RouterSettings
+from schedloom.router.tokens import Tokens
 
 _PLAIN = Attempt(Route.PREFILL_DECODE)
 _WHOLE = Attempt(Route.DECODE)
@@ -33,6 +34,7 @@ class Pipeline:
         policies: PolicySet,
         selection: Selection,
         excuses: Excuses,
+        tokens: Tokens | None,
         metrics: Metrics,
         settings: RouterSettings,
     ) -> None:
@@ -43,9 +45,12 @@ class Pipeline:
         self._metrics = metrics
         self._selection = selection
         self._excuses = excuses
+        self._tokens = tokens
         self._continuation = Continuation(attempts.resume, fleet, metrics, settings.max_continuations)
 
     async def serve(self, call: Call, reply: Reply) -> Outcome:
+        if self._tokens is not None:
+            call.token_ids = await self._tokens.of(call)
         self._continuation.mark(call)
         outcome = await self._serve(call, reply)
         return await self._continuation.complete(call, reply) if outcome is Outcome.HANDED_BACK else outcome

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from schedloom.core.routing import AttemptReport, Candidate, Ending, Leg, RouteRequest
+from schedloom.core.routing import AttemptReport, Candidate, Ending, Held, Leg, RouteRequest
 from schedloom.core.wire import EngineContract, Role
 
 CONTRACT = EngineContract(role=Role.BOTH, models=["m"], block_size=16, epoch="first")
@@ -23,12 +23,16 @@ class FakeCandidate:
 
 @dataclass
 class FakeResidency:
-    """What engines say they hold, by their names."""
+    """What engines say they hold, by their names: of any prompt, and of any session."""
 
-    held: dict[str, int | None] = field(default_factory=dict)
+    prompts: dict[str, Held] = field(default_factory=dict)
+    sessions: dict[str, Held] = field(default_factory=dict)
 
-    def tokens(self, candidate: Candidate, token_ids: Sequence[int], cache_salt: str | None) -> int | None:
-        return self.held.get(candidate.name)
+    def of_prompt(self, candidate: Candidate, token_ids: Sequence[int], cache_salt: str | None) -> Held | None:
+        return self.prompts.get(candidate.name)
+
+    def of_session(self, candidate: Candidate, session: str) -> Held | None:
+        return self.sessions.get(candidate.name)
 
 
 @dataclass

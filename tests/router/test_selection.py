@@ -21,7 +21,7 @@ from schedloom.router.fleet import Fleet, Health, Worker
 from schedloom.router.headers import ClientHeaders
 from schedloom.router.learning import Lessons
 from schedloom.router.metrics import Metrics
-from schedloom.router.residency import NobodyTells
+from schedloom.router.events.none import NobodyTells
 from schedloom.router.selection import Excuses, Selection, View
 from schedloom.router.settings import WorkerSettings
 from tests.core.fakes import FakeRegistry

@@ -38,6 +38,8 @@ def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: st
         kv_pinned_seconds=_pinned_seconds(nixl or {}),
         saves_preempted_kv=CONNECTOR in connectors,
         data_parallel_size=_reachable_ranks(vllm_config.parallel_config),
+        kv_events_port=_event_port(vllm_config, "endpoint"),
+        kv_replay_port=_event_port(vllm_config, "replay_endpoint"),
         max_model_len=vllm_config.model_config.max_model_len,
         model_runner="v2" if vllm_config.use_v2_model_runner else "v1",
         features=[choice.name for choice in engine_section(vllm_config).choices],
@@ -78,6 +80,17 @@ def _pinned_seconds(nixl: dict[str, Any]) -> float | None:
     if not nixl.get("bidirectional_kv_xfer"):
         return None
     return float(nixl.get("decoder_kv_blocks_ttl", NIXL_DEFAULT_PINNED_SECONDS))
+
+
+def _event_port(vllm_config: Any, endpoint: str) -> int | None:
+    """Where this server's first rank tells of its KV blocks, if others can connect there; each next one a port on."""
+    events = getattr(vllm_config, "kv_events_config", None)
+    if events is None or not events.enable_kv_cache_events or events.publisher != "zmq":
+        return None
+    address, _, port = (getattr(events, endpoint) or "").rpartition(":")
+    if address not in ("tcp://*", "tcp://[::]") or not port.isdigit() or not int(port):
+        return None
+    return int(port) + int(getattr(vllm_config.parallel_config, "data_parallel_index", 0) or 0)
 
 
 def _reachable_ranks(parallel: Any) -> int:

@@ -1,0 +1,1 @@
+"""What engines tell of their KV blocks, and what is known from it."""

@@ -1,0 +1,71 @@
+"""The tokens of prompts, from an engine that makes them."""
+
+from __future__ import annotations
+
+import time
+
+import orjson
+
+from schedloom.router.call import Call
+from schedloom.router.fleet import Fleet
+from schedloom.router.metrics import Metrics
+from schedloom.router.settings import RouterSettings
+from schedloom.router.sse import parsed
+from schedloom.router.upstream import Header, Upstream, UpstreamError, UpstreamRequest, read_all
+
+_KEYS = (
+    "model",
+    "prompt",
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+)
+
+
+class Tokens:
+    """Has prompts tokenized by the least busy Decoder. What fails, or takes too long, is not known."""
+
+    def __init__(self, upstream: Upstream, fleet: Fleet, settings: RouterSettings, metrics: Metrics) -> None:
+        self._upstream = upstream
+        self._fleet = fleet
+        self._settings = settings
+        self._metrics = metrics
+
+    async def of(self, call: Call) -> list[int] | None:
+        if not call.splittable or call.body.token_ids or not self._fleet.decoders:
+            return None
+        begun = time.perf_counter()
+        try:
+            answer = await self._asked(call)
+        except UpstreamError:
+            return None
+        finally:
+            self._metrics.tokenizing.observe(time.perf_counter() - begun)
+        tokens = parsed(answer).get("tokens")
+        return tokens if isinstance(tokens, list) else None
+
+    async def _asked(self, call: Call) -> bytes:
+        fields = {key: call.body.fields[key] for key in _KEYS if key in call.body.fields}
+        origin = min(self._fleet.decoders, key=lambda decoder: decoder.load).origin
+        patience = self._settings.health_timeout_seconds
+        request = UpstreamRequest(
+            origin, "POST", "/tokenize", self._headers(call), orjson.dumps(fields), patience, silence_timeout=patience
+        )
+        response = await self._upstream.send(request)
+        try:
+            return await read_all(response)
+        finally:
+            response.close()
+
+    def _headers(self, call: Call) -> list[Header]:
+        headers = [(b"content-type", b"application/json")]
+        if self._settings.forward_authorization and call.headers.authorization is not None:
+            headers.append((b"authorization", call.headers.authorization))
+        elif self._settings.engine_api_key is not None:
+            key = self._settings.engine_api_key.get_secret_value()
+            headers.append((b"authorization", b"Bearer " + key.encode()))
+        return headers
