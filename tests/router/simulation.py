@@ -1,8 +1,8 @@
 """The whole router on a simulated clock, in front of simulated engines that fail at random.
 
 Time passes only when everybody waits, so that timeouts cost nothing. What engines would notice of each other
-(KV that is pulled after its lease, KV that nobody pulls) and what clients would notice is written down and
-checked.
+(KV that is pulled after its lease or for another prompt, KV that nobody pulls, tickets that do not fit) and what
+clients would notice is written down and checked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from schedloom.core.continuation import CONTINUABLE_KEY, RESUME_KEY, HandBack, Ticket, digest
 from schedloom.core.wire import CONTRACT_PATH, LOCAL_ATTEMPT_KEY, REJECTION_PREFIX, Role
 from schedloom.router.app import RouterApp
 from schedloom.router.settings import router_settings
@@ -27,6 +28,7 @@ LEASE = 12.0
 HANDOFF = 10.0
 WORDS = 4
 PROMPT = "a" * 3000
+CONTINUATIONS = 3
 
 Outcome = TypeVar("Outcome")
 
@@ -76,6 +78,7 @@ class Faults:
     restart: float = 0.0
     evict: float = 0.0
     slow: float = 0.0
+    hand_back: float = 0.0
 
     @classmethod
     def any(cls, random: random.Random) -> Faults:
@@ -93,10 +96,12 @@ class SimulatedEngine:
     lives: int = 1
     leases: dict[str, float] = field(default_factory=dict)
     holds: set[str] = field(default_factory=set)
+    recomputes: bool = False
 
     @property
     def contract(self) -> Any:
-        return contract(self.role, epoch=f"life-{self.lives}", kv_lease_seconds=LEASE)
+        features = ["append_prefill", "recompute"] if self.recomputes else ["append_prefill"]
+        return contract(self.role, epoch=f"life-{self.lives}", kv_lease_seconds=LEASE, features=features)
 
     def happens(self, fault: str) -> bool:
         return self.random.random() < float(getattr(self.faults, fault))
@@ -113,6 +118,7 @@ class Ledger:
 
     wrongs: list[str] = field(default_factory=list)
     dispatches: dict[str, int] = field(default_factory=dict)
+    handed_back: dict[str, int] = field(default_factory=dict)
     answers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
@@ -156,7 +162,7 @@ class SimulatedUpstream:
         if request.path == CONTRACT_PATH:
             return _whole(engine.contract.model_dump(mode="json"))
         body = json.loads(request.body)
-        label = body["label"]
+        label = _label(body)
         self.ledger.dispatches[label] = self.ledger.dispatches.get(label, 0) + 1
         try:
             await self._reach(engine, request)
@@ -198,15 +204,17 @@ class SimulatedUpstream:
             raise TimedOut(request.origin)
         parameters = body.get("kv_transfer_params") or {}
         if parameters.get("do_remote_decode"):
-            return self._prefill(engine, dict(request.headers)[b"x-request-id"].decode())
+            return self._prefill(engine, dict(request.headers)[b"x-request-id"].decode(), _tokens(body))
         self._take_over(body)
+        body["request_id"] = dict(request.headers)[b"x-request-id"].decode()
         return self._decode(engine, dict(request.headers).get(b"x-session-id", b"").decode(), body)
 
-    def _prefill(self, engine: SimulatedEngine, request_id: str) -> SimulatedResponse:
+    def _prefill(self, engine: SimulatedEngine, request_id: str, tokens: list[int]) -> SimulatedResponse:
         if engine.happens("no_parameters"):
             return _whole({"kv_transfer_params": None})
         engine.leases[request_id] = self._now() + LEASE
-        return _whole({"kv_transfer_params": {"from": engine.origin, "id": request_id, "life": engine.lives}})
+        source = {"from": engine.origin, "id": request_id, "life": engine.lives, "tokens": tokens}
+        return _whole({"kv_transfer_params": source})
 
     def _take_over(self, body: Any) -> None:
         """A Decoder that sees a hand-over, whatever becomes of it, lets the Prefiller go."""
@@ -216,29 +224,52 @@ class SimulatedUpstream:
         source = self.engines[parameters["from"]]
         expiry = source.leases.pop(parameters["id"], None)
         if source.lives == parameters["life"] and (expiry is None or expiry < self._now()):
-            self.ledger.wrongs.append(f"{body['label']}: KV pulled twice, or after its lease")
+            self.ledger.wrongs.append(f"{_label(body)}: KV pulled twice, or after its lease")
+        if parameters["tokens"] != _tokens(body):
+            self.ledger.wrongs.append(f"{_label(body)}: KV of another prompt")
 
     def _decode(self, engine: SimulatedEngine, session: str, body: Any) -> SimulatedResponse:
         marked = (body.get("vllm_xargs") or {}).get(LOCAL_ATTEMPT_KEY) == 1
         if engine.happens("evict"):
             engine.holds.discard(session)
         if marked and body.get("kv_transfer_params"):
-            self.ledger.wrongs.append(f"{body['label']}: a local attempt with transfer parameters")
+            self.ledger.wrongs.append(f"{_label(body)}: a local attempt with transfer parameters")
         if marked and session not in engine.holds:
             return self._said(engine, body, [], "stop", REJECTION_PREFIX + "no_usable_prefix")
         engine.holds.add(session)
-        number = next(self.ledger.answers)
-        return self._said(engine, body, [f"{number}.{word} " for word in range(WORDS)], "length", None)
+        told = self._output_so_far(engine, body)
+        number = told[0] // WORDS if told else next(self.ledger.answers)
+        output = [number * WORDS + word for word in range(WORDS)]
+        if is_marked(body) and engine.recomputes and engine.happens("hand_back"):
+            output = output[: engine.random.randint(len(told), WORDS)]
+            self.ledger.handed_back[_label(body)] = self.ledger.handed_back.get(_label(body), 0) + 1
+            handed_back = HandBack("preempted", _prompt(_label(body)), output)
+            return self._said(engine, body, _words(output, len(told)), "stop", handed_back.stop_reason)
+        return self._said(engine, body, _words(output, len(told)), "length", None)
+
+    def _output_so_far(self, engine: SimulatedEngine, body: Any) -> list[int]:
+        extra = body.get("vllm_xargs") or {}
+        if RESUME_KEY not in extra and CONTINUABLE_KEY not in extra:
+            return []
+        if not engine.recomputes:
+            self.ledger.wrongs.append(f"{_label(body)}: marks for an engine that does not know them")
+        ticket = Ticket.read(extra[RESUME_KEY]) if RESUME_KEY in extra else None
+        if ticket is None:
+            return []
+        if ticket.prompt_digest != digest(_prompt(_label(body))) or "from" not in (body["kv_transfer_params"]):
+            self.ledger.wrongs.append(f"{_label(body)}: a ticket that does not fit")
+        return list(ticket.output)
 
     def _said(
         self, engine: SimulatedEngine, body: Any, words: list[str], finish: str, stop_reason: str | None
     ) -> SimulatedResponse:
         end = {"index": 0, "finish_reason": finish, "stop_reason": stop_reason}
+        head = {"id": body["request_id"], "created": 1}
         if not body.get("stream"):
             answer = _whole({"choices": [end | {"text": "".join(words)}]})
             return self._perhaps_cut(engine, answer)
-        chunks = [{"choices": [{"index": 0, "text": word, "finish_reason": None}]} for word in words]
-        finished = [{"choices": [end | {"text": ""}]}] if words or engine.random.random() < 0.5 else []
+        chunks = [head | {"choices": [{"index": 0, "text": word, "finish_reason": None}]} for word in words]
+        finished = [head | {"choices": [end | {"text": ""}]}] if words or engine.random.random() < 0.5 else []
         events = [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in [*chunks, *finished]]
         stream = b"".join([*events, b"data: [DONE]\n\n"])
         cuts = sorted(engine.random.sample(range(1, len(stream)), 3)) if engine.random.random() < 0.5 else []
@@ -256,6 +287,33 @@ class SimulatedUpstream:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def is_marked(body: Any) -> bool:
+    return (body.get("vllm_xargs") or {}).get(CONTINUABLE_KEY) == 1
+
+
+def _label(body: Any) -> str:
+    """Which client's request a body is of: clients say it themselves, and the tokens of their prompts begin with it."""
+    return str(body.get("user") or bytes(body["prompt"]).partition(b"\0")[0].decode())
+
+
+def _prompt(label: str) -> list[int]:
+    return list(f"{label}\0prompt".encode())
+
+
+def _tokens(body: Any) -> list[int]:
+    """Everything that a request needs the KV of."""
+    if isinstance(body["prompt"], list):
+        return list(body["prompt"])
+    extra = body.get("vllm_xargs") or {}
+    return _prompt(_label(body)) + (list(Ticket.read(extra[RESUME_KEY]).output) if RESUME_KEY in extra else [])
+
+
+def _words(output: list[int], told: int) -> list[str]:
+    """An answer's words; the first ``told`` of them come in one piece with the one behind them."""
+    words = [f"{token // WORDS}.{token % WORDS} " for token in output]
+    return ["".join(words[: told + 1]), *words[told + 1 :]] if words else []
 
 
 def _whole(value: Any, status: int = 200) -> SimulatedResponse:
@@ -285,6 +343,8 @@ class Town:
         ]
         for engine in (self.engines[0], self.engines[-1])[: 2 * healthy]:
             engine.faults = Faults()
+        for engine in self.engines:
+            engine.recomputes = engine.role is Role.CONSUMER and self.random.random() < 0.7
         self.turns: list[Turn] = []
 
     async def play(self, clients: int = 4, turns: int = 4) -> None:
@@ -296,6 +356,7 @@ class Town:
                 "handoff_timeout_seconds": HANDOFF,
                 "request_timeout_seconds": 2000,
                 "health_interval_seconds": 60,
+                "max_continuations": CONTINUATIONS,
             }
         )
         loop = asyncio.get_running_loop()
@@ -316,7 +377,7 @@ class Town:
     async def _turn(self, label: str, session: str | None) -> None:
         client = Client(self.app)
         stream = self.random.random() < 0.6
-        body = {"model": "fake-model", "prompt": PROMPT, "stream": stream, "label": label}
+        body = {"model": "fake-model", "prompt": PROMPT, "stream": stream, "user": label}
         headers = {"x-schedloom-ttft-slo-ms": "20"} if self.policies and self.random.random() < 0.5 else {}
         headers |= {} if session is None else {"X-Session-ID": session}
         left = self.random.random() < 0.2

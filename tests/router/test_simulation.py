@@ -7,9 +7,12 @@ import os
 
 import pytest
 
-from tests.router.simulation import WORDS, Faults, Town, Turn, simulate
+from tests.router.simulation import CONTINUATIONS, WORDS, Faults, Town, Turn, simulate
 
 SEEDS = int(os.environ.get("SCHEDLOOM_SEEDS", "300"))
+
+
+CONTINUED = ("continued", "failed")
 
 
 def wrongs_of(turn: Turn) -> list[str]:
@@ -27,6 +30,8 @@ def wrongs_of(turn: Turn) -> list[str]:
     answers = {word.split(".")[0] for word in words}
     if len(answers) > 1 or [word.split(".")[1] for word in words] != [str(n) for n in range(len(words))]:
         return [f"output was mixed or replayed: {words}"]
+    if turn.stream and len({part["id"] for part in received.objects if "id" in part}) > 1:
+        return ["one stream under several ids"]
     return [] if failed or len(words) == WORDS else [f"a short answer looks complete: {words}"]
 
 
@@ -45,7 +50,11 @@ def _words(turn: Turn) -> tuple[list[str], bool]:
 def wrongs_of_town(town: Town) -> list[str]:
     wrongs = list(town.ledger.wrongs)
     wrongs += [f"{turn.label}: {wrong}" for turn in town.turns for wrong in wrongs_of(turn)]
-    wrongs += [f"{label}: {n} dispatches" for label, n in town.ledger.dispatches.items() if n > 5]
+    back = town.ledger.handed_back
+    # A local attempt that is handed back without output may look as if it was turned away.
+    wrongs += [f"{label}: handed back {n} times" for label, n in back.items() if n > CONTINUATIONS + 1]
+    most = {label: 5 + 2 * back.get(label, 0) for label in town.ledger.dispatches}
+    wrongs += [f"{label}: {n} dispatches" for label, n in town.ledger.dispatches.items() if n > most[label]]
     wrongs += [f"{worker.name} is still busy" for worker in town.app.fleet.workers if worker.in_flight]
     wrongs += [f"{engine.origin} was left with KV" for engine in town.engines if engine.leases]
     metrics = town.app.metrics.registry
@@ -55,6 +64,9 @@ def wrongs_of_town(town: Town) -> list[str]:
         for result in ("hit", "rejected", "error")
     ]
     wrongs += [f"{attempts} attempts, but results {results}"] if attempts != sum(results) else []
+    ends = [metrics.get_sample_value("schedloom_router_continuations_total", {"result": r}) for r in CONTINUED]
+    handed_back = metrics.get_sample_value("schedloom_router_handed_back_total") or 0
+    wrongs += [f"{handed_back} handed back, but {ends}"] if handed_back != sum(end or 0 for end in ends) else []
     wrongs += ["the gate still counts somebody"] if town.app.door.gate.inside else []
     return wrongs
 
@@ -96,6 +108,20 @@ def test_without_faults_everything_succeeds() -> None:
         assert wrongs_of_town(town) == []
         statuses = {turn.received.status for turn in town.turns if not turn.left}
         assert statuses == {200}
+
+
+def test_requests_that_are_handed_back_all_succeed() -> None:
+    handed_back = continued = 0
+    for seed in range(100):
+        town = Town(seed, Faults(hand_back=0.6))
+        simulate(town.play())
+        assert wrongs_of_town(town) == [], f"seed {seed}"
+        stayed = [turn for turn in town.turns if not turn.left]
+        assert {turn.received.status for turn in stayed} == {200}
+        assert not any(b'"error"' in turn.received.body for turn in stayed)
+        handed_back += sum(town.ledger.handed_back.values())
+        continued += town.app.metrics.continuations.labels("continued")._value.get()
+    assert handed_back > 500 and continued > 0.7 * handed_back
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
