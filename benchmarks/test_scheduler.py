@@ -31,7 +31,7 @@ from tests.adapters.engine.test_no_copy import copied_runs
 
 RUNNING = 256
 PROMPT = 512
-POLICIES = ("append_prefill", "offload_restore", "tpot_guard")
+POLICIES = ("append_prefill", "offload_restore", "recompute", "tpot_guard")
 UNMETERED = {"tpot_guard": {"tpot_ms": 10_000}}
 """A bound that never cuts, so that both schedulers schedule the same."""
 
