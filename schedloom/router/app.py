@@ -12,9 +12,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from schedloom import __version__
 from schedloom.core.composition import compose
 from schedloom.router.attempts import Attempts
+from schedloom.router.breaker import Clock
 from schedloom.router.client import HttpUpstream
 from schedloom.router.dialect import DIALECTS
-from schedloom.router.endpoint import Door, Generation
+from schedloom.router.endpoint import Door, Generation, read_body
+from schedloom.router.events.listener import Events
+from schedloom.router.events.none import NobodyTells
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import build_fleet
 from schedloom.router.gate import Gate
@@ -22,14 +25,17 @@ from schedloom.router.headers import ClientHeaders
 from schedloom.router.learning import Lessons
 from schedloom.router.membership import Membership
 from schedloom.router.metrics import Metrics
+from schedloom.router.patience import PatientSessions
 from schedloom.router.pipeline import Pipeline
 from schedloom.router.reply import JSON, Reply
-from schedloom.router.residency import NobodyTells
 from schedloom.router.selection import Excuses, Selection, View
 from schedloom.router.sessions import MemorySessions, SessionStore
 from schedloom.router.settings import RouterSettings
 from schedloom.router.tenants import Tenants
+from schedloom.router.tokens import Tokens
+from schedloom.router.transfer.callbacks import CALLBACK_PATH, MAX_CALLBACK_BYTES, Callbacks
 from schedloom.router.upstream import Upstream
+from schedloom.router.watch import ClientGone
 
 
 class RouterApp:
@@ -44,23 +50,27 @@ class RouterApp:
         settings: RouterSettings,
         upstream: Upstream | None = None,
         sessions: SessionStore | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         chance: Random | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.fleet = build_fleet(settings.workers, clock)
-        self.metrics = Metrics()
-        self.sessions = sessions or MemorySessions(settings.session_capacity, settings.session_idle_seconds, clock)
+        self.metrics = metrics or Metrics()
+        self.sessions = self._kept(sessions, settings, clock)
         self._upstream = upstream or HttpUpstream(settings.connect_timeout_seconds)
         self.membership = Membership(self.fleet, self._upstream, settings)
         policies, excuses = compose(settings.choices), Excuses(self.metrics)
-        view = View(clock, NobodyTells(), chance or Random())
+        self._events = Events(self.fleet) if any(policy.listens for policy in policies.policies) else None
+        view = self._view = View(clock, self._events or NobodyTells(), chance or Random())
         selection = Selection(self.fleet, policies, excuses, view)
         lessons = Lessons(policies, excuses, view)
         self._attempts = Attempts(
             self._upstream, self.fleet, selection, lessons, self.membership.suspect, settings, self.metrics, clock
         )
+        reads_tokens = any(policy.reads_tokens for policy in policies.policies)
+        tokens = Tokens(self._upstream, self.fleet, settings, self.metrics) if reads_tokens else None
         pipeline = Pipeline(
-            self._attempts, self.fleet, self.sessions, policies, selection, excuses, self.metrics, settings
+            self._attempts, self.fleet, self.sessions, policies, selection, excuses, tokens, self.metrics, settings
         )
         gate = Gate(settings.max_in_flight, settings.max_waiting, settings.waiting_timeout_seconds)
         self.door = Door(settings, pipeline, Tenants(settings), gate, self.metrics)
@@ -70,15 +80,26 @@ class RouterApp:
     async def start(self) -> None:
         """Raises ConfigurationError when the engines do not make a fleet."""
         await self.membership.start()
+        if self._events is not None:
+            self._events.start()
 
     def drain(self) -> None:
         """Take no new requests; those under way go on."""
         self.door.draining = True
 
     async def close(self) -> None:
+        if self._events is not None:
+            await self._events.close()
         await self.membership.close()
         await self._attempts.close()
         await self._upstream.close()
+        await self.sessions.close()
+
+    def _kept(self, elsewhere: SessionStore | None, settings: RouterSettings, clock: Clock) -> SessionStore:
+        """Sessions that are kept elsewhere must not take a request down with them."""
+        if elsewhere is None:
+            return MemorySessions(settings.session_capacity, settings.session_idle_seconds, clock)
+        return PatientSessions(elsewhere, self.metrics, clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,8 +117,9 @@ class RouterApp:
             "/metrics": _Page(self._metrics_page),
             "/v1/models": _Page(self._models, self.door.tenants),
         }
+        callbacks = {CALLBACK_PATH: (("POST",), _CallbackPage(self._attempts.callbacks))}
         generation = {path: (("POST",), Generation(path, self.door)) for path in DIALECTS}
-        return generation | {path: (("GET", "HEAD"), page) for path, page in pages.items()}
+        return generation | callbacks | {path: (("GET", "HEAD"), page) for path, page in pages.items()}
 
     def _models(self) -> _Content:
         lengths = {
@@ -142,6 +164,24 @@ class _Page:
             return await reply.fail(failure)
         status, kind, body = self._content()
         await reply.whole(status, [kind], body)
+
+
+class _CallbackPage:
+    """Where engines ask for prefills."""
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks = callbacks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = Reply(send)
+        try:
+            body = await read_body(receive, MAX_CALLBACK_BYTES)
+            self._callbacks.accept(scope["query_string"], body)
+        except ClientGone:
+            return
+        except Failure as failure:
+            return await reply.fail(failure)
+        await reply.whole(200, [JSON], b'{"status":"ok"}')
 
 
 class _WrongMethod:

@@ -17,8 +17,12 @@ from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
 from schedloom.router.selection import Selection
 from schedloom.router.settings import RouterSettings
-from schedloom.router.transfer.protocol import Passage
+from schedloom.router.transfer.callbacks import Callbacks, callback_origin
+from schedloom.router.transfer.layerwise import LayerwiseTransfer
+from schedloom.router.transfer.modes import Mode
+from schedloom.router.transfer.protocol import TOO_LATE, Passage, Transfer
 from schedloom.router.transfer.pull import PullTransfer
+from schedloom.router.transfer.push import PushTransfer
 from schedloom.router.upstream import TooLate, Upstream
 
 log = logging.getLogger(__name__)
@@ -43,7 +47,12 @@ class Attempts:
         self._budget = RetryBudget(clock)
         self._selection = selection
         self._dispatcher = Dispatcher(upstream, lessons, suspect, settings)
-        self._transfer = PullTransfer(self._dispatcher, selection.decoder)
+        self.callbacks = Callbacks(callback_origin(settings), settings.handoff_timeout_seconds)
+        self._transfers: dict[Mode, Transfer] = {
+            Mode.PULL: PullTransfer(self._dispatcher, selection.decoder),
+            Mode.PUSH: PushTransfer(self._dispatcher, selection.decoder),
+            Mode.LAYERWISE: LayerwiseTransfer(self._dispatcher, self.callbacks),
+        }
 
     async def append(self, call: Call, reply: Reply, target: Target) -> Outcome:
         """Ask a Decoder to reuse what it holds; it may turn the request away."""
@@ -81,10 +90,9 @@ class Attempts:
                 raise
         self._metrics.retries.inc()
         try:
-            return await self._pass(call, reply, decision, None, tried)
+            return await self._pass(call, reply, decision, None, tried, may_repeat=False)
         except TooLate:
-            message = "The Decoder could not be reached in time after the prefill."
-            raise Failure.own(504, message, "handoff_timeout") from None
+            raise Failure.own(*TOO_LATE) from None
 
     async def resume(self, call: Call, reply: Reply) -> Outcome:
         """Once through a Prefiller and a Decoder that continues, rather not the one that the reply is of so far.
@@ -102,21 +110,29 @@ class Attempts:
             new_request_id(),
             choose_prefiller,
             lambda: Target.of(self._fleet.choose_resumer(avoid)),
+            may_repeat=False,
         )
-        return await self._transfer.serve(passage)
+        return await self._transfers[self._fleet.mode].serve(passage)
 
     async def _pass(
-        self, call: Call, reply: Reply, decision: str, target: Target | None, tried: set[Worker]
+        self,
+        call: Call,
+        reply: Reply,
+        decision: str,
+        target: Target | None,
+        tried: set[Worker],
+        may_repeat: bool = True,
     ) -> Outcome:
         """Once through a Prefiller and a Decoder, rather not those in ``tried``, to which both are added."""
         self._fleet.require_decoder()
         choose_prefiller = functools.partial(_chosen, self._selection.prefiller, call, tried)
         choose_decoder = functools.partial(_chosen, self._selection.decoder, call, tried, target)
-        passage = Passage(call, reply, decision, new_request_id(), choose_prefiller, choose_decoder)
-        return await self._transfer.serve(passage)
+        passage = Passage(call, reply, decision, new_request_id(), choose_prefiller, choose_decoder, may_repeat)
+        return await self._transfers[self._fleet.mode].serve(passage)
 
     async def close(self) -> None:
-        await self._transfer.close()
+        for transfer in self._transfers.values():
+            await transfer.close()
 
 
 def _chosen(

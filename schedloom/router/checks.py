@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from schedloom.core.wire import EngineContract, Role
 from schedloom.router.fleet import APPEND_FEATURE, Worker
 from schedloom.router.settings import RouterSettings
+from schedloom.router.transfer.modes import CONNECTORS, Mode, families, mode_of, named, tells_nothing_spoken
 
 Member = tuple[Worker, EngineContract]
 
@@ -21,6 +22,7 @@ def complaint(newcomer: Member, others: Sequence[Member], settings: RouterSettin
 def _complaints(newcomer: Member, others: Sequence[Member], settings: RouterSettings) -> Iterator[str]:
     yield from _about_role(newcomer)
     yield from _about_lease(newcomer, settings)
+    yield from _about_transfer(newcomer, settings)
     if settings.append_prefill:
         yield from _about_append(newcomer)
     for other in others:
@@ -54,6 +56,35 @@ def _about_lease(member: Member, settings: RouterSettings) -> Iterator[str]:
         )
 
 
+def _about_transfer(member: Member, settings: RouterSettings) -> Iterator[str]:
+    worker, contract = member
+    if tells_nothing_spoken(contract):
+        yield (
+            f"{worker.origin} moves KV by {_listed(named(contract))}, which the router does not speak; name the same "
+            f"connector in every engine's --kv-transfer-config, one of {_listed(CONNECTORS)}"
+        )
+    mode = mode_of(contract)
+    if mode is Mode.PUSH and contract.can_prefill and len(contract.kv_endpoints) < contract.data_parallel_size:
+        yield (
+            f"{worker.origin} writes KV to Decoders, but does not tell where its connector is reached; install "
+            f"schedloom in it, or declare kv_endpoints in its contract under workers"
+        )
+    if mode is Mode.LAYERWISE and settings.processes > 1:
+        yield (
+            f"{worker.origin} asks the router for prefills, and only the process that asked it knows of them; run the "
+            f"router with processes: 1"
+        )
+    if mode is Mode.LAYERWISE and settings.callback_url is None and _is_wildcard(settings):
+        yield (
+            f"{worker.origin} asks the router for prefills, but {settings.host}:{settings.port} is no address to ask "
+            f"at; set callback_url to where engines reach the router, as http://host:port"
+        )
+
+
+def _is_wildcard(settings: RouterSettings) -> bool:
+    return settings.port == 0 or settings.host in ("", "0.0.0.0", "::")
+
+
 def _about_append(member: Member) -> Iterator[str]:
     worker, contract = member
     if worker.settings.role == "prefill" or not contract.can_decode:
@@ -84,10 +115,11 @@ def _about_pair(newcomer: Member, other: Member) -> Iterator[str]:
             f"{agreed.block_size}, and KV moved between them would be wrong; start both with the same "
             f"--block-size"
         )
-    if contract.kv_connectors and agreed.kv_connectors and not {*contract.kv_connectors} & {*agreed.kv_connectors}:
+    ours, theirs = families(contract), families(agreed)
+    if ours and theirs and not ours & theirs:
         yield (
-            f"{worker.origin} moves KV by {_listed(contract.kv_connectors)}, but {neighbour.origin} by "
-            f"{_listed(agreed.kv_connectors)}; name the same connector in both engines' --kv-transfer-config"
+            f"{worker.origin} moves KV by {_listed(ours)}, but {neighbour.origin} by "
+            f"{_listed(theirs)}; name the same connector in both engines' --kv-transfer-config"
         )
     if contract.bidirectional_kv != agreed.bidirectional_kv:
         on, off = (worker, neighbour) if contract.bidirectional_kv else (neighbour, worker)

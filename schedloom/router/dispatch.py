@@ -40,7 +40,7 @@ class Dispatch:
     ``dispatch_by`` is set where it hands KV over. Such a request is made even for a client that has left, and for
     ``settle_seconds`` or until its answer's body begins the client's leaving is kept from the engine: somebody else
     keeps KV, or waits, until the engine took it up. An engine that is to answer only when another has done its part is
-    waited for with patience.
+    waited for with patience. ``sent`` and ``status`` tell how far it came.
     """
 
     target: Target
@@ -52,6 +52,7 @@ class Dispatch:
     on_accepted: Callable[[], None] | None = None
     on_late_answer: Callable[[int, bytes], None] | None = None
     sent: UpstreamRequest | None = None
+    status: int = 0
 
     def abandon(self) -> None:
         """Nobody waits for the engine any more: when it is cancelled, its connection closes at once."""
@@ -110,6 +111,7 @@ class Dispatcher:
         with self._lessons.serving(call, dispatch.target, Leg.APPEND if local else Leg.DECODE) as service:
             try:
                 response = service.answered(await self._upstream.send(self._request(call, dispatch)))
+                dispatch.status = response.status
                 try:
                     return await relay(response, reply, local=local or call.resumes, marked=marked)
                 finally:

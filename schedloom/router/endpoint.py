@@ -79,13 +79,14 @@ class Generation:
             raise Failure.own(503, "The router is shutting down.", "shutting_down").retry_after(1)
         headers = ClientHeaders(scope["headers"])
         tenant = door.tenants.of(headers.authorization)
-        raw = await _read_body(receive, settings.max_body_bytes)
+        raw = await read_body(receive, settings.max_body_bytes)
         call = read_call(self._path, headers, raw, tenant)
         async with Watch(scope, receive, settings.request_timeout_seconds), door.gate:
             return (await door.pipeline.serve(call, reply)).value
 
 
-async def _read_body(receive: Receive, limit: int) -> bytes:
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """Raises Failure (413) beyond ``limit`` bytes, ClientGone when the rest does not come."""
     parts: list[bytes] = []
     size = 0
     while True:

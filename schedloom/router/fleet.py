@@ -15,6 +15,7 @@ from schedloom.core.wire import EngineContract
 from schedloom.router.breaker import Breaker, Clock
 from schedloom.router.failures import Failure
 from schedloom.router.settings import WorkerSettings
+from schedloom.router.transfer.modes import Mode, mode_of
 from schedloom.router.upstream import UpstreamResponse, header
 
 _Able = TypeVar("_Able")
@@ -75,6 +76,7 @@ class Worker:
         self.busy = [0]
         self.bytes = [0]
         self.lives = 0
+        self.mode = Mode.PULL
         self.breaker = Breaker(clock)
         self.full_until = 0.0
         self.on_change: Callable[[], None] = _nothing
@@ -132,6 +134,7 @@ class Worker:
         self.bytes.extend([0] * max(0, missing))
         self._renew_targets(contract)
         self._contract = contract
+        self.mode = mode_of(contract)
         self.health = Health.READY
         self.trouble = ""
         self.on_change()
@@ -249,6 +252,11 @@ class Fleet:
     @property
     def serves(self) -> bool:
         return bool(self.prefillers and self.decoders)
+
+    @property
+    def mode(self) -> Mode:
+        """How KV travels in this fleet; its engines agree."""
+        return self._usable_prefillers[0].mode if self._usable_prefillers else Mode.PULL
 
     def find(self, name: str) -> Worker | None:
         return self._by_name.get(name)

@@ -29,17 +29,18 @@ CONNECTORS = {
 }
 """vLLM's and vllm-ascend's connectors that move KV from a Prefiller to a Decoder."""
 
-_FAMILIES = {"NixlPullConnector": "NixlConnector"}
+_FAMILIES = {"NixlPullConnector": "NixlConnector", "MooncakePullConnector": "MooncakeConnectorV2"}
+"""Names of one and the same connector."""
 
 
 def families(contract: EngineContract) -> set[str]:
     """The connectors that an engine moves KV by; empty when it does not tell. Those of other purposes are left out."""
-    return {_FAMILIES.get(name, name) for name in _named(contract) if name in CONNECTORS}
+    return {_FAMILIES.get(name, name) for name in named(contract) if name in CONNECTORS}
 
 
 def tells_nothing_spoken(contract: EngineContract) -> bool:
     """Whether an engine names connectors, and none that the router speaks."""
-    return bool(_named(contract)) and not families(contract)
+    return bool(named(contract)) and not families(contract)
 
 
 def mode_of(contract: EngineContract) -> Mode:
@@ -48,5 +49,6 @@ def mode_of(contract: EngineContract) -> Mode:
     return Mode(modes[0]) if modes else Mode.PULL
 
 
-def _named(contract: EngineContract) -> set[str]:
+def named(contract: EngineContract) -> set[str]:
+    """Every connector that an engine tells of."""
     return {*contract.kv_connectors, *([contract.kv_connector] if contract.kv_connector else [])}

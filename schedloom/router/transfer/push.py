@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from schedloom.router.call import Call
-from schedloom.router.dispatch import Dispatch, Dispatcher, Unreached
+from schedloom.router.dispatch import Dispatch, Dispatcher, Interrupted, Unreached
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Target
 from schedloom.router.relay import Outcome
-from schedloom.router.sse import is_end
+from schedloom.router.sse import is_end, tells_an_error
 from schedloom.router.transfer.background import Background
-from schedloom.router.transfer.protocol import Final, Passage
+from schedloom.router.transfer.protocol import Passage
 from schedloom.router.upstream import TooLate
 
 Choose = Callable[[Call], Target]
@@ -64,10 +64,13 @@ class PushTransfer:
                 dispatch.abandon()
                 await prefill
             return await decode
-        except (Failure, TooLate) as failure:
-            if _was_refused(failure):
+        except (Failure, TooLate, asyncio.CancelledError) as error:
+            if _was_refused(dispatch, _error_of(decode)):
                 self._let_go(prefill, passage, source)
-            raise
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            passage.may_repeat = False
+            raise passage.last_word(error) from error
         finally:
             decode.cancel()
 
@@ -83,12 +86,9 @@ class PushTransfer:
         try:
             return await self._prefill(passage, source, accepted.set)
         except Failure:
-            if passage.is_second or not accepted.is_set():
+            if not accepted.is_set() or not passage.repeat():
                 raise
-        try:
-            await self._prefill(passage, source)
-        except Failure as failure:
-            raise Final.of(failure) from failure
+        await self._prefill(passage, source)
 
     async def _prefill(self, passage: Passage, source: Target, on_accepted: Callable[[], None] | None = None) -> None:
         release = functools.partial(self._release, passage, where_to_register(source))
@@ -99,7 +99,7 @@ class PushTransfer:
 
     def _release(self, passage: Passage, where: dict[str, Any], status: int, body: bytes) -> None:
         """The Prefiller was done when it was cancelled: a Decoder takes the KV over, or it would be kept to no end."""
-        if status == 200 and is_end(body):
+        if status == 200 and is_end(body) and not tells_an_error(body):
             self._background.start(self._take_over(passage, where))
 
     async def _take_over(self, passage: Passage, where: dict[str, Any]) -> None:
@@ -112,9 +112,16 @@ class PushTransfer:
         await self._background.close()
 
 
-def _was_refused(failure: Failure | TooLate) -> bool:
-    """Whether the Decoder surely has not begun to wait for the Prefiller."""
-    return isinstance(failure, (TooLate, Unreached)) or (isinstance(failure, Failure) and failure.status < 500)
+def _was_refused(dispatch: Dispatch, error: BaseException | None) -> bool:
+    """Whether the Decoder surely does not wait for the Prefiller, and has got nothing from it."""
+    if dispatch.sent is None or isinstance(error, (TooLate, Unreached)):
+        return True
+    told = error.status if isinstance(error, Failure) and not isinstance(error, Interrupted) else 0
+    return any(400 <= status < 500 or status == 503 for status in (dispatch.status, told))
+
+
+def _error_of(task: asyncio.Task[Outcome]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 def where_to_register(source: Target) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""The Decoder first: vllm-ascend's layerwise Mooncake connector.
+
+The Decoder has room for the prompt's KV before anything is computed. It then asks the router, at an address that the
+router gave it for this one request, for a prefill that writes to it layer by layer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+from schedloom.router.dispatch import Dispatch, Dispatcher
+from schedloom.router.failures import Failure
+from schedloom.router.relay import Outcome
+from schedloom.router.transfer.background import Background
+from schedloom.router.transfer.callbacks import Callbacks, Parameters
+from schedloom.router.transfer.protocol import Passage
+from schedloom.router.upstream import TooLate
+
+
+class LayerwiseTransfer:
+    """A prefill that a Decoder has asked for is finished, whoever leaves: the Decoder keeps room for it until then."""
+
+    def __init__(self, dispatcher: Dispatcher, callbacks: Callbacks) -> None:
+        self._dispatcher = dispatcher
+        self._callbacks = callbacks
+        self._background = Background()
+
+    async def serve(self, passage: Passage) -> Outcome:
+        call, target = passage.call, passage.choose_decoder()
+        with self._callbacks.expected(passage.request_id) as expected:
+            body = call.body.for_decoder(_ask_at(expected.address), call.marks_for(target.worker))
+            dispatch = Dispatch(target, passage.request_id, body, patient=True)
+            generate = self._dispatcher.generate(call, passage.reply, dispatch, passage.decision)
+            decode = self._background.keep(generate)
+            prefill = self._background.keep(self._prefill(passage, expected.parameters))
+            return await self._both(prefill, decode, passage)
+
+    async def _both(self, prefill: asyncio.Task[None], decode: asyncio.Task[Outcome], passage: Passage) -> Outcome:
+        had_begun = passage.reply.started
+        try:
+            await asyncio.wait({prefill, decode}, return_when=asyncio.FIRST_COMPLETED)
+            if not decode.done() and prefill.exception() is not None and passage.reply.started == had_begun:
+                await prefill
+            return await decode
+        except (Failure, TooLate) as error:
+            passage.may_repeat = False
+            raise passage.last_word(error) from error
+        finally:
+            decode.cancel()
+
+    async def _prefill(self, passage: Passage, asked: asyncio.Future[Parameters]) -> None:
+        """Once more, perhaps elsewhere, when it fails: any Prefiller can write to the Decoder that waits."""
+        body = passage.call.prefill.body.for_prefiller(await asked)
+        send = functools.partial(self._send, passage, body)
+        try:
+            return await send()
+        except Failure as failure:
+            if not failure.may_pass or not passage.repeat():
+                raise
+        await send()
+
+    async def _send(self, passage: Passage, body: bytes) -> None:
+        dispatch = Dispatch(passage.choose_prefiller(), passage.request_id, body)
+        await self._dispatcher.prefill(passage.call.prefill, dispatch)
+
+    async def close(self) -> None:
+        await self._background.close()
+
+
+def _ask_at(address: str) -> dict[str, Any]:
+    return {"do_remote_decode": False, "do_remote_prefill": True, "metaserver": address}

@@ -1,0 +1,49 @@
+"""R6, R12: KV that a Prefiller writes while its Decoder waits, under every fault, on a simulated clock."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.router.simulation import simulate
+from tests.router.test_simulation import wrongs_of
+from tests.router.writing import Faults, Town
+
+SEEDS = int(os.environ.get("SCHEDLOOM_SEEDS", "300")) // 2
+
+
+def wrongs_of_town(town: Town) -> list[str]:
+    wrongs = list(town.ledger.wrongs)
+    wrongs += [f"{turn.label}: {wrong}" for turn in town.turns for wrong in wrongs_of(turn)]
+    wrongs += [f"{label}: {n} dispatches" for label, n in town.ledger.dispatches.items() if n > 4]
+    wrongs += [f"{worker.name} is still busy" for worker in town.app.fleet.workers if worker.in_flight]
+    wrongs += [f"{engine.origin} was left with KV" for engine in town.engines if engine.leases]
+    return wrongs + [f"{one}: a Decoder waits for ever" for one in waiting(town) if not was_given_up(town, one)]
+
+
+def waiting(town: Town) -> set[str]:
+    """Requests whose Decoder still keeps room for what a Prefiller would write."""
+    return {request_id for engine in town.engines for request_id in engine.waiting} - town.ledger.excused
+
+
+def was_given_up(town: Town, request_id: str) -> bool:
+    """Whether the Prefiller that the Decoder waits for failed twice, or once in one of two passes."""
+    asked = next(ids for ids in town.ledger.prefills.values() if request_id in ids)
+    return request_id not in town.ledger.computed and len(asked) == 2
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_nothing_is_stranded_under_any_fault(block: int) -> None:
+    for seed in range(block * SEEDS // 10, (block + 1) * SEEDS // 10):
+        town = Town(seed)
+        simulate(town.play())
+        assert wrongs_of_town(town) == [], f"seed {seed}"
+
+
+def test_without_faults_everything_succeeds_and_nothing_needs_an_excuse() -> None:
+    for seed in range(100):
+        town = Town(seed, Faults())
+        simulate(town.play())
+        assert wrongs_of_town(town) == [], f"seed {seed}"
+        assert {turn.received.status for turn in town.turns if not turn.left} == {200}
