@@ -5,7 +5,7 @@ JSON   ?=
 BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint conformance bench-scheduler setup clean
+.PHONY: help demo test lint conformance bench-scheduler bench-stickiness setup clean
 
 help:  ## Print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ conformance: setup  ## The core profile of the conformance suite (20 minutes and
 
 bench-scheduler: setup  ## What composed schedulers cost, as ratios to vLLM's own; JSON=PATH keeps the figures
 	@$(BIN)/pytest benchmarks --benchmark-columns=median,iqr,rounds $(if $(JSON),--figures $(JSON))
+
+bench-stickiness: setup  ## What it gains to keep sessions on their Decoders, on a simulated fleet
+	@$(BIN)/python -m benchmarks.stickiness
 
 setup:  ## Make or update .venv (done by the other targets too)
 	@$(PYTHON) scripts/setup.py

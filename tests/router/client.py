@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,11 +50,12 @@ class Received:
 
 
 class Client:
-    """``leave`` closes the connection of the request under way."""
+    """``leave`` closes the connection of the request under way; ``on_start`` is called as an answer begins."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self.leave = asyncio.Event()
+        self.on_start: Callable[[], None] = lambda: None
 
     async def chat(self, session: str | None = None, **body: Any) -> Received:
         fields = {"model": "fake-model", "messages": [{"role": "user", "content": "hello"}]} | body
@@ -81,6 +83,7 @@ class Client:
             assert not received.ended
             if message["type"] == "http.response.start":
                 assert received.status == 0
+                self.on_start()
                 received.status = message["status"]
                 received.headers = {name.decode(): value.decode() for name, value in message["headers"]}
             else:
@@ -90,9 +93,9 @@ class Client:
         scope = {
             "type": "http",
             "method": method,
-            "path": path,
+            "path": path.partition("?")[0],
             "root_path": "",
-            "query_string": b"",
+            "query_string": path.partition("?")[2].encode(),
             "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
         }
         await self._app(scope, receive, send)
