@@ -13,6 +13,7 @@ from schedloom.core.wire import Role
 from schedloom.router.app import RouterApp
 from schedloom.router.fleet import Health
 from schedloom.router.settings import router_settings
+from schedloom.router.transfer.modes import Mode
 from schedloom.router.upstream import TimedOut
 from tests.router.conftest import Make, settings_for
 from tests.router.fakes import Answer, FakeEngine, FakeUpstream, contract, decoder, prefiller
@@ -42,6 +43,9 @@ async def test_engines_that_fit_are_accepted() -> None:
     assert [worker.health for worker in app.fleet.workers] == [Health.READY] * 4
 
 
+ENDPOINT = {"engine_id": "p", "host": "10.0.0.1", "port": 5600}
+LAYERWISE = {"kv_connectors": ["MooncakeLayerwiseConnector"]}
+
 MISFITS: dict[str, tuple[list[FakeEngine], str]] = {
     "two models": ([prefiller(), decoder(models=["another"])], "give every engine the same model"),
     "two block sizes": (
@@ -51,6 +55,21 @@ MISFITS: dict[str, tuple[list[FakeEngine], str]] = {
     "two connectors": (
         [prefiller(kv_connectors=["NixlConnector"]), decoder(kv_connectors=["MultiConnector", "LMCacheConnectorV1"])],
         "name the same connector",
+    ),
+    "pull and push": (
+        [
+            prefiller(kv_connectors=["NixlPushConnector"], kv_endpoints=[ENDPOINT]),
+            decoder(kv_connectors=["NixlConnector"]),
+        ],
+        "name the same connector",
+    ),
+    "a connector that nobody speaks": (
+        [prefiller(kv_connectors=["LMCacheConnectorV1"]), decoder(kv_connectors=["LMCacheConnectorV1"])],
+        "which the router does not speak; name the same connector",
+    ),
+    "push without an endpoint": (
+        [prefiller(kv_connectors=["NixlPushConnector"]), decoder(kv_connectors=["NixlPushConnector"])],
+        "declare kv_endpoints in its contract",
     ),
     "bidirectional Prefiller only": (
         [prefiller(bidirectional_kv=True), decoder()],
@@ -86,6 +105,35 @@ async def test_misfits_are_refused_with_what_to_change(engines: list[FakeEngine]
 
 async def test_without_append_prefill_decoders_need_nothing_of_it() -> None:
     await started([prefiller(), decoder(features=[], prefix_caching=False)], append=False)
+
+
+async def test_one_connector_by_two_names_is_one_connector() -> None:
+    await started([prefiller(kv_connectors=["NixlPullConnector"]), decoder(kv_connectors=["NixlConnector"])])
+    several = ["MultiConnector", "NixlConnector", "PreemptOffloadConnector"]
+    await started([prefiller(kv_connectors=["NixlConnector"]), decoder(kv_connectors=several)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [({"host": "0.0.0.0"}, "set callback_url"), ({"port": 0}, "set callback_url"), ({"processes": 2}, "processes: 1")],
+)
+async def test_decoders_that_ask_need_to_know_where(settings: dict[str, Any], advice: str) -> None:
+    engines = [prefiller(**LAYERWISE), decoder(**LAYERWISE)]
+    assert advice in await refusal(engines, **settings)
+    await started(engines, callback_url="http://10.0.0.9:9000", port=0)
+
+
+async def test_a_way_of_moving_kv_can_be_declared() -> None:
+    p, d = prefiller(), decoder()
+    p.contract = d.contract = None
+    declared = [
+        {"url": engine.origin, "contract": {"role": role, "models": ["m"], "block_size": 16, **LAYERWISE}}
+        for engine, role in ((p, "producer"), (d, "consumer"))
+    ]
+    app = RouterApp(router_settings({"workers": declared}), FakeUpstream([p, d]))
+    await app.start()
+    assert app.fleet.mode is Mode.LAYERWISE
+    await app.close()
 
 
 @pytest.mark.parametrize(("first", "second"), [("decode", "prefill"), ("prefill", "prefill"), ("decode", "decode")])

@@ -43,3 +43,9 @@ class Background:
 async def _quietly(work: Coroutine[Any, Any, Any]) -> None:
     with contextlib.suppress(UpstreamError, Failure):
         await work
+
+
+async def stopped(task: asyncio.Task[Any]) -> None:
+    """Cancel ``task`` and wait until it has let go of everything."""
+    task.cancel()
+    await asyncio.wait({task})

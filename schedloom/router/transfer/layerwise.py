@@ -13,7 +13,7 @@ from typing import Any
 from schedloom.router.dispatch import Dispatch, Dispatcher
 from schedloom.router.failures import Failure
 from schedloom.router.relay import Outcome
-from schedloom.router.transfer.background import Background
+from schedloom.router.transfer.background import Background, stopped
 from schedloom.router.transfer.callbacks import Callbacks, Parameters
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.upstream import TooLate
@@ -45,6 +45,7 @@ class LayerwiseTransfer:
                 await prefill
             return await decode
         except (Failure, TooLate) as error:
+            await stopped(decode)
             passage.may_repeat = False
             raise passage.last_word(error) from error
         finally:

@@ -19,7 +19,7 @@ from schedloom.router.failures import Failure
 from schedloom.router.fleet import Target
 from schedloom.router.relay import Outcome
 from schedloom.router.sse import is_end, tells_an_error
-from schedloom.router.transfer.background import Background
+from schedloom.router.transfer.background import Background, stopped
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.upstream import TooLate
 
@@ -69,6 +69,7 @@ class PushTransfer:
                 self._let_go(prefill, passage, source)
             if isinstance(error, asyncio.CancelledError):
                 raise
+            await stopped(decode)
             passage.may_repeat = False
             raise passage.last_word(error) from error
         finally:

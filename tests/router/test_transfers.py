@@ -1,0 +1,221 @@
+"""B3, R2, SEC-1: what two engines are told when KV travels between them, by every way alike. The engines are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.router.conftest import Bench, Make
+from tests.router.fakes import Answer, FakeEngine, Seen, decoder, prefiller
+
+pytestmark = pytest.mark.anyio
+
+PUSH = {"kv_connectors": ["NixlPushConnector"]}
+ENDPOINTS = [
+    {"engine_id": "engine_dp0", "host": "10.0.0.7", "port": 5600, "tp_size": 2},
+    {"engine_id": "engine_dp1", "host": "10.0.0.7", "port": 5601, "tp_size": 2},
+]
+LATE_ERROR = {"error": {"message": "late", "code": 500}}
+
+MOONCAKE = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[1, 2, 3]],
+    "remote_engine_id": "p0",
+    "remote_request_id": "chatcmpl-x",
+    "remote_host": "10.0.0.7",
+    "remote_port": 30000,
+    "remote_pcp_size": 1,
+    "remote_dcp_size": 1,
+    "remote_ptp_size": 4,
+    "last_token_id": 7,
+    "remote_multi_nodes_meta_mapping": {},
+    "num_prompt_blocks": 3,
+    "remote_block_size": [16],
+}
+"""As vllm-ascend 0.30.0rc2 has them in ``MooncakeConnector.request_finished``."""
+
+
+class WritingPair:
+    """A fake Decoder that waits until its fake Prefiller is done."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.p = prefiller(kv_endpoints=ENDPOINTS[:ranks], data_parallel_size=ranks, **PUSH)
+        self.d = decoder(features=[], **PUSH)
+        self.written = asyncio.Event()
+        self.d.script = [self.decode] * 9
+        self.p.script = [self.prefill] * 9
+
+    async def bench(self, make: Make, *more: FakeEngine, **settings: Any) -> Bench:
+        return await make(self.p, self.d, *more, append=False, **settings)
+
+    async def prefill(self, seen: Seen) -> Answer:
+        assert seen.body["stream"] is True
+        self.written.set()
+        return Answer.stream(*self.p._chunks(seen)[-2:])
+
+    async def decode(self, seen: Seen) -> Answer:
+        await self.written.wait()
+        return self.d._ordinary(seen)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_both_know_each_other_by_one_request_id(bench: Make, stream: bool) -> None:
+    pair = WritingPair()
+    router = await pair.bench(bench)
+    received = await router.client.chat("s", stream=stream)
+    assert (received.status, received.decision, received.text) == (200, "pd", " word word word")
+    (to_p,), (to_d,) = pair.p.seen, pair.d.seen
+    assert to_p.headers["x-request-id"] == to_d.headers["x-request-id"]
+    assert to_p.body["kv_transfer_params"]["do_remote_decode"] is True
+    assert to_d.body["kv_transfer_params"] == {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": "engine_dp0",
+        "remote_request_id": "unknown",
+        "remote_host": "10.0.0.7",
+        "remote_port": 5600,
+        "tp_size": 2,
+        "pp_size": 1,
+    }
+
+
+async def test_the_decoder_registers_at_the_rank_that_prefills(bench: Make) -> None:
+    pair = WritingPair(ranks=2)
+    router = await pair.bench(bench)
+    for _ in range(4):
+        await router.client.chat()
+    ranks = [int(seen.headers["x-data-parallel-rank"]) for seen in pair.p.seen]
+    told = [seen.body["kv_transfer_params"]["remote_port"] for seen in pair.d.seen]
+    assert sorted(ranks) == [0, 0, 1, 1] and told == [5600 + rank for rank in ranks]
+
+
+@pytest.mark.parametrize("status", [400, 429, 500, 503])
+async def test_a_prefiller_that_does_not_accept_keeps_the_decoder_out_of_it(bench: Make, status: int) -> None:
+    pair = WritingPair()
+    router = await pair.bench(bench)
+    pair.p.script = [Answer.error(status, "prefiller says no")]
+    received = await router.client.chat()
+    assert (received.status, received.json["error"]["message"]) == (status, "prefiller says no")
+    assert pair.d.seen == []
+
+
+@pytest.mark.parametrize("status", [400, 429, 503])
+async def test_a_decoder_that_refuses_stops_the_prefill(bench: Make, status: int) -> None:
+    pair = WritingPair()
+    router = await pair.bench(bench)
+    pair.p.script = [Answer(200, b"text/event-stream", [asyncio.Event()])]
+    pair.d.script = [Answer.error(status, "decoder says no")]
+    received = await router.client.chat()
+    assert (received.status, received.json["error"]["message"]) == (status, "decoder says no")
+    await asyncio.sleep(0)
+    assert pair.p.cancelled == 1
+
+
+async def test_what_was_computed_for_a_decoder_that_refused_is_taken_over(bench: Make) -> None:
+    pair = WritingPair()
+    router = await pair.bench(bench)
+    taken = asyncio.Event()
+
+    async def refuse(seen: Seen) -> Answer:
+        await pair.written.wait()
+        await asyncio.sleep(0.01)
+        return Answer.error(400, "no")
+
+    async def take_over(seen: Seen) -> Answer:
+        taken.set()
+        return Answer.of({})
+
+    pair.d.script = [refuse, take_over]
+    assert (await router.client.chat(max_tokens=100_000)).status == 400
+    await asyncio.wait_for(taken.wait(), 1)
+    refused, took = pair.d.seen
+    assert took.headers["x-request-id"] == refused.headers["x-request-id"] == pair.p.seen[0].headers["x-request-id"]
+    assert took.body["kv_transfer_params"] == refused.body["kv_transfer_params"]
+    assert (took.body["max_tokens"], took.body["stream"]) == (1, False)
+
+
+async def test_a_prefill_that_fails_late_is_repeated_where_the_decoder_waits(bench: Make) -> None:
+    pair = WritingPair()
+    router = await pair.bench(bench, prefiller(1, kv_endpoints=ENDPOINTS[1:], **PUSH))
+    pair.p.script.insert(0, Answer.stream(LATE_ERROR, "[DONE]"))
+    received = await router.client.chat()
+    assert received.status == 200
+    first, second = pair.p.seen
+    assert first.headers["x-request-id"] == second.headers["x-request-id"]
+    assert len(pair.d.seen) == 1
+
+
+async def test_a_prefill_that_fails_twice_stops_the_decoder(bench: Make) -> None:
+    pair = WritingPair()
+    router = await pair.bench(bench, decoder(1, features=[], **PUSH))
+    pair.p.script = [Answer.stream(LATE_ERROR, "[DONE]")] * 2
+    received = await router.client.chat()
+    assert (received.status, received.json["error"]["code"]) == (502, "prefill_failed")
+    assert (len(pair.p.seen), len(pair.d.seen), pair.d.cancelled) == (2, 1, 1)
+
+
+async def test_a_client_that_leaves_while_the_decoder_waits_stops_no_prefill(bench: Make) -> None:
+    pair = WritingPair()
+    router = await pair.bench(bench)
+    go = asyncio.Event()
+
+    async def leave(seen: Seen) -> Answer:
+        router.client.leave.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    pair.p.script = [Answer(200, b"text/event-stream", [go, b"data: [DONE]\n\n"])]
+    pair.d.script = [leave]
+    await router.client.chat()
+    await asyncio.sleep(0)
+    assert (pair.p.cancelled, pair.p.open) == (0, 1)
+    go.set()
+    await asyncio.sleep(0.01)
+    assert (pair.p.cancelled, pair.p.open) == (0, 0)
+
+
+async def test_mooncake_parameters_travel_as_they_came(bench: Make) -> None:
+    named = {"kv_connectors": ["MooncakeConnectorV1"]}
+    p, d = prefiller(**named), decoder(**named)
+    router = await bench(p, d)
+    p.script = [Answer.of({"choices": [], "kv_transfer_params": MOONCAKE})]
+    received = await router.client.chat()
+    assert (received.status, received.decision) == (200, "pd")
+    assert d.seen[0].body["kv_transfer_params"] == MOONCAKE
+    told = p.seen[0].body
+    assert (told["kv_transfer_params"]["do_remote_decode"], told["ignore_eos"], told["max_tokens"]) == (True, True, 1)
+
+
+OUTPUT = {
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "max_tokens": 50,
+    "max_completion_tokens": 60,
+    "min_tokens": 5,
+    "thinking_token_budget": 9,
+    "n": 1,
+    "stop": ["x"],
+    "logprobs": True,
+    "top_logprobs": 3,
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a"},
+    "return_token_ids": True,
+}
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+async def test_the_prefillers_copy_asks_for_the_prompt_and_nothing_else(bench: Make, mode: str) -> None:
+    pair = WritingPair()
+    p, d = (pair.p, pair.d) if mode == "push" else (prefiller(), decoder())
+    router = await bench(p, d, append=False)
+    await router.client.chat(**OUTPUT, tools=[{"type": "function", "function": {"name": "f"}}], seed=3)
+    (to_p,), (to_d,) = p.seen, d.seen
+    assert set(to_p.body) == {
+        *("model", "messages", "tools", "seed"),
+        *("stream", "max_tokens", "max_completion_tokens", "n", "ignore_eos", "kv_transfer_params"),
+    }
+    assert (to_p.body["max_tokens"], to_p.body["max_completion_tokens"], to_p.body["n"]) == (1, 1, 1)
+    assert {key: to_d.body[key] for key in OUTPUT} == OUTPUT
