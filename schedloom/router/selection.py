@@ -60,7 +60,7 @@ class Selection:
         self._has_opinions = bool(self._filters or self._scorers)
         self._excuses = excuses
         self._view = view
-        self._turns = itertools.count()
+        self._turns = {leg: itertools.count() for leg in Leg}
 
     def prefiller(self, call: Call, avoid: Collection[Worker] = ()) -> Target:
         """Raises Failure (503) when there is none."""
@@ -85,7 +85,7 @@ class Selection:
             return targets[0]
         sums = self._sums(call, leg, targets)
         return in_turn(
-            targets, [(-total, one.in_flight) for total, one in zip(sums, targets, strict=True)], next(self._turns)
+            targets, [(-total, one.in_flight) for total, one in zip(sums, targets, strict=True)], next(self._turns[leg])
         )
 
     def _left(self, hook: Hook, call: Call, leg: Leg, targets: list[Target]) -> list[Target]:

@@ -10,23 +10,23 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from schedloom.router.protocol import LimitedProtocol
-from schedloom.router.serve import listen
+from schedloom.router.serve import address_of, listen
 from tests.router.fakes import FakeEngine, Seen
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def served(app: ASGIApp) -> AsyncIterator[str]:
+async def served(app: ASGIApp, host: str = "127.0.0.1") -> AsyncIterator[str]:
     """The address at which ``app`` is served."""
-    listener = listen("127.0.0.1", 0)
+    listener = listen(host, 0)
     config = uvicorn.Config(app, http=LimitedProtocol, ws="none", lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield address_of(host, listener)
     finally:
         server.should_exit = server.force_exit = True
         await task

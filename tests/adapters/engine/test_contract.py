@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from vllm.config import KVTransferConfig
+from vllm.config.kv_events import KVEventsConfig
 
 from schedloom.adapters.engine.contract import describe_engine
 from schedloom.core.wire import KvEndpoint
@@ -52,6 +53,28 @@ def test_where_its_connector_is_reached(model: Path, monkeypatch: pytest.MonkeyP
     config.parallel_config.data_parallel_index = 2
     ranks = [(one.engine_id, one.port) for one in describe_engine(config).kv_endpoints]
     assert ranks == [(f"{name}_dp2", 7002), (f"{name}_dp3", 7003)]
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "ports"),
+    [
+        ({"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"}, (5559, 6559)),
+        ({"endpoint": "tcp://*:5557"}, (5559, None)),
+        ({"endpoint": "tcp://collector:5557"}, (None, None)),
+        ({"endpoint": "tcp://*:0"}, (None, None)),
+        ({"publisher": "null"}, (None, None)),
+        (None, (None, None)),
+    ],
+)
+def test_where_it_tells_of_its_blocks(
+    model: Path, endpoints: dict[str, Any] | None, ports: tuple[int | None, int | None]
+) -> None:
+    config = vllm_config(model)
+    config.parallel_config.data_parallel_index = 2
+    if endpoints is not None:
+        config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, **endpoints)
+    contract = describe_engine(config)
+    assert (contract.kv_events_port, contract.kv_replay_port) == ports
 
 
 @pytest.mark.parametrize(("extra", "seconds"), [({}, None), (SHORT, 480), ({**SHORT, "decoder_kv_blocks_ttl": 9}, 9)])
