@@ -227,6 +227,16 @@ async def test_a_continuation_that_fails_ends_in_a_clear_error(bench: Make, trou
     assert router.count("continuations_total", result="failed") == router.count("handed_back_total") == 1
 
 
+async def test_a_stream_of_which_nothing_was_delivered_ends_in_a_status(bench: Make) -> None:
+    p, d = prefiller(), recomputing(0)
+    router = await bench(p, d)
+    p.script = [Answer.of({"kv_transfer_params": {"do_remote_prefill": True}}), Answer.error(503, "full")]
+    role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+    d.script = [Answer(200, EVENTS, [b"".join(events_of(role, GIVEN_BACK))])]
+    received = await asked(router, stream=True)
+    assert (received.status, received.json["error"]["code"]) == (503, "continuation_failed")
+
+
 def fresh(answer: Answer) -> Answer:
     return Answer(answer.status, answer.kind, list(answer.steps), answer.headers)
 
@@ -300,13 +310,18 @@ async def test_a_models_own_words_hand_nothing_back(bench: Make, streamed: bool)
 
 
 @pytest.mark.parametrize("more", [{"stop": STOP_REASON}, {"seed": 5}])
-async def test_what_is_not_marked_is_never_taken_for_handed_back(bench: Make, more: dict[str, Any]) -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_is_not_marked_is_never_taken_for_handed_back(
+    bench: Make, more: dict[str, Any], streamed: bool
+) -> None:
     """A client's own stop string could look the same: such requests are not marked."""
     p, d = prefiller(), recomputing(0)
     router = await bench(p, d)
-    d.script = [whole(GIVEN_BACK)]
-    received = await asked(router, **more)
+    events = [*events_of(WORD, GIVEN_BACK), b"data: [DONE]\n\n"]
+    d.script = [Answer(200, EVENTS, events) if streamed else whole(GIVEN_BACK)]
+    received = await asked(router, stream=streamed, **more)
     assert received.status == 200 and len(d.seen) == 1 and marks(d) == [set()]
+    assert STOP_REASON.encode() in received.body
 
 
 def cut_short(name: str, dice: random.Random, left: int) -> Answer:
