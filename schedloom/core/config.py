@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schedloom.core.composition import PolicyChoice
 from schedloom.core.errors import ConfigurationError, explain
+from schedloom.core.transfer_peers import TransferPeer
 
 SECTION: Final = "scheduler_config"
 PATH: Final = f"additional_config.{SECTION}"
@@ -29,7 +30,8 @@ class SchedulerSection(BaseModel):
 
     ``decoder_append_prefill_enable`` switches on ``append_prefill`` with its defaults, ``recompute_scheduler_enable``
     switches on ``recompute``; ``policies`` is the general form and carries settings:
-    ``[{"name": "append_prefill", "max_append_tokens": 4096}]``.
+    ``[{"name": "append_prefill", "max_append_tokens": 4096}]``. With ``transfer_peers`` the engine moves KV with these
+    only: each is where another engine's KV connector is reached, ``host:port``, or ``host`` for every port of it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -37,6 +39,12 @@ class SchedulerSection(BaseModel):
     decoder_append_prefill_enable: bool = False
     recompute_scheduler_enable: bool = False
     policies: list[PolicyChoice] = []
+    transfer_peers: list[TransferPeer] = []
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it asks anything of the engine."""
+        return bool(self.choices or self.transfer_peers)
 
     @property
     def choices(self) -> list[PolicyChoice]:

@@ -44,7 +44,7 @@ async def test_engines_that_fit_are_accepted() -> None:
 
 
 ENDPOINT = {"engine_id": "p", "host": "10.0.0.1", "port": 5600}
-LAYERWISE = {"kv_connectors": ["MooncakeLayerwiseConnector"]}
+LAYERWISE: dict[str, Any] = {"kv_connectors": ["MooncakeLayerwiseConnector"]}
 
 MISFITS: dict[str, tuple[list[FakeEngine], str]] = {
     "two models": ([prefiller(), decoder(models=["another"])], "give every engine the same model"),

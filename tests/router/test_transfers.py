@@ -12,7 +12,7 @@ from tests.router.fakes import Answer, FakeEngine, Seen, decoder, prefiller
 
 pytestmark = pytest.mark.anyio
 
-PUSH = {"kv_connectors": ["NixlPushConnector"]}
+PUSH: dict[str, Any] = {"kv_connectors": ["NixlPushConnector"]}
 ENDPOINTS = [
     {"engine_id": "engine_dp0", "host": "10.0.0.7", "port": 5600, "tp_size": 2},
     {"engine_id": "engine_dp1", "host": "10.0.0.7", "port": 5601, "tp_size": 2},
@@ -178,7 +178,7 @@ async def test_a_client_that_leaves_while_the_decoder_waits_stops_no_prefill(ben
 
 
 async def test_mooncake_parameters_travel_as_they_came(bench: Make) -> None:
-    named = {"kv_connectors": ["MooncakeConnectorV1"]}
+    named: dict[str, Any] = {"kv_connectors": ["MooncakeConnectorV1"]}
     p, d = prefiller(**named), decoder(**named)
     router = await bench(p, d)
     p.script = [Answer.of({"choices": [], "kv_transfer_params": MOONCAKE})]
@@ -189,7 +189,7 @@ async def test_mooncake_parameters_travel_as_they_came(bench: Make) -> None:
     assert (told["kv_transfer_params"]["do_remote_decode"], told["ignore_eos"], told["max_tokens"]) == (True, True, 1)
 
 
-OUTPUT = {
+OUTPUT: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True},
     "max_tokens": 50,

@@ -6,6 +6,7 @@ It stands before vLLM's ``Scheduler`` or ``AsyncScheduler``, overrides only the 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -92,8 +93,10 @@ class PolicyScheduler(_Base):
                 self.end(request, outputs, FinishReason.STOP, REJECTION_PREFIX + reason)
 
 
-def composed(base: Any, policies: PolicySet) -> Any:
+def composed(base: Any, policies: PolicySet, transfer_peers: Collection[str] = ()) -> Any:
     """A subclass of ``base``, a vLLM ``Scheduler``, that consults ``policies``; with the parts they use, and no others.
+
+    With ``transfer_peers`` it moves KV with these alone.
 
     Raises SeamError when ``base`` lacks a seam.
     """
@@ -105,6 +108,7 @@ def composed(base: Any, policies: PolicySet) -> Any:
     from schedloom.adapters.engine.parts.phases import PhasesPart
     from schedloom.adapters.engine.parts.recovery import RecoveryPart
     from schedloom.adapters.engine.parts.returning import ReturningPart
+    from schedloom.adapters.engine.parts.strangers import StrangersPart
 
     seams.check(base)
     known = (
@@ -117,8 +121,11 @@ def composed(base: Any, policies: PolicySet) -> Any:
         RecoveryPart,
         ReturningPart,
     )
-    parts = [part for part in known if part.serves(policies)]
-    return type(f"Schedloom{base.__name__}", (*parts, PolicyScheduler, base), {"policies": policies})
+    parts: list[type] = [part for part in known if part.serves(policies)]
+    if transfer_peers:
+        parts.insert(0, StrangersPart)
+    facts = {"policies": policies, "transfer_peers": tuple(transfer_peers)}
+    return type(f"Schedloom{base.__name__}", (*parts, PolicyScheduler, base), facts)
 
 
 def _ending(request: Any, finish_reason: Any, stop_reason: str | None, log_stats: bool) -> EngineCoreOutput:

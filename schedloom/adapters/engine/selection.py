@@ -63,22 +63,22 @@ def _deciding_factory(base: SchedulerClass, user_class: bool) -> SchedulerClass:
 
 
 def scheduler_class(base: SchedulerClass, vllm_config: Any, user_class: bool = False) -> SchedulerClass:
-    """``base`` itself when no policy is on, otherwise ``base`` composed with the configured policies.
+    """``base`` itself when nothing is on, otherwise ``base`` composed with the configured policies.
 
     Raises ConfigurationError when the configuration, the engine or the scheduler class cannot carry them.
     """
-    choices = engine_section(vllm_config).choices
-    if not choices:
+    section = engine_section(vllm_config)
+    if not section.is_on:
         return base
     if user_class and not getattr(base, COMPOSABLE, False):
         raise ConfigurationError(_refusal(base))
-    policies = compose(choices, side="engine")
+    policies = compose(section.choices, side="engine")
     check_requirements(policies.policies, describe_engine(vllm_config))
     from schedloom.adapters.engine.parts.ordering import check_queue_order
     from schedloom.adapters.engine.scheduler import composed
 
     check_queue_order(policies, vllm_config.scheduler_config.policy)
-    scheduler: SchedulerClass = composed(base, policies)
+    scheduler: SchedulerClass = composed(base, policies, section.transfer_peers)
     return scheduler
 
 

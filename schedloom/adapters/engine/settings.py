@@ -27,7 +27,7 @@ def engine_section(vllm_config: Any) -> SchedulerSection:
     parked = os.environ.get(VARIABLE)
     if not parked:
         return section
-    if section.choices:
+    if section.is_on:
         raise ConfigurationError(f"policies are switched on in {PATH} and in {VARIABLE}: keep one of the two")
     return parse_section(_parse(parked))
 
