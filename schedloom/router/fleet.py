@@ -101,12 +101,12 @@ class Worker:
     @property
     def load(self) -> float:
         """Requests under way per rank."""
-        return self.in_flight / self.contract.data_parallel_size
+        return sum(self.busy) / len(self.targets)
 
     @property
     def is_full(self) -> bool:
         """Whether it has just said that it takes no more for now."""
-        return self._clock() < self.full_until
+        return self.full_until > 0 and self._clock() < self.full_until
 
     @property
     def can_prefill(self) -> bool:
@@ -313,7 +313,7 @@ def _least_busy(able: list[Worker], kind: str, turn: int, avoid: Collection[Work
         raise _nobody(kind)
     if len(able) == 1:
         return able[0]
-    return in_turn(able, [(worker in avoid, *_burden(worker)) for worker in able], turn)
+    return in_turn(able, [_burden(worker, avoid) for worker in able], turn)
 
 
 def in_turn(able: Sequence[_Able], burdens: Sequence[Any], turn: int) -> _Able:
@@ -331,8 +331,8 @@ def _best(able: list[Worker], kind: str, avoid: Collection[Worker]) -> list[Targ
     return [target for worker, state in states.items() if state == best for target in worker.targets]
 
 
-def _burden(worker: Worker) -> tuple[bool, bool, float]:
-    return worker.health is Health.SUSPECT, worker.is_full, worker.load
+def _burden(worker: Worker, avoid: Collection[Worker]) -> tuple[bool, bool, bool, float]:
+    return worker in avoid, worker.health is Health.SUSPECT, worker.is_full, worker.load
 
 
 def _nobody(kind: str) -> Failure:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from schedloom.core.routing import AttemptReport, Candidate, Ending, Leg
 
 _Place = tuple[str, str, int]
+_NOBODY: frozenset[_Place] = frozenset()
 
 
 class PrefixTable:
@@ -22,16 +23,14 @@ class PrefixTable:
 
     def matches(self, blocks: Sequence[int], candidates: Sequence[Candidate]) -> list[int]:
         """How many of ``blocks``, from the first on, each of ``candidates`` has seen."""
-        matches = [0] * len(candidates)
+        matches = [len(blocks)] * len(candidates)
         follow = {_place(candidate): number for number, candidate in enumerate(candidates)}
-        for depth, block in enumerate(blocks, 1):
-            seen = self._seen.get(block)
-            follow = {place: number for place, number in follow.items() if place in seen} if seen else {}
+        for depth, block in enumerate(blocks):
+            for place in follow.keys() - self._seen.get(block, _NOBODY):
+                matches[follow.pop(place)] = depth
             if not follow:
                 break
             self._seen.move_to_end(block)
-            for number in follow.values():
-                matches[number] = depth
         return matches
 
     def learn(self, blocks: Sequence[int], report: AttemptReport) -> None:
