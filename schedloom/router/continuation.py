@@ -79,7 +79,7 @@ class Continuation:
         story = reply.story
         assert story is not None, "whoever was handed back was marked, and has one"
         try:
-            outcome = await self._once_more(_continued(call, story.continue_(), again), reply)
+            outcome = await self._once_more(_continued(call, await story.continue_(), again), reply)
         except TooLate:
             raise _lost(504, "The Decoder could not be reached in time after the prefill.") from None
         except Differs as difference:

@@ -31,10 +31,10 @@ class Story:
         self._told.add(events)
         return events
 
-    def continue_(self) -> HandBack:
+    async def continue_(self) -> HandBack:
         """From here on the answer is told again from its beginning. Raises Differs where nobody can tell its rest."""
         hand_back, self.hand_back = self.hand_back or _NOTHING, None
-        self._retold = Retold(self._told) if self._told.begun else None
+        self._retold = await Retold.of(self._told) if self._told.begun else None
         return hand_back
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import zlib
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Final
@@ -10,7 +12,7 @@ import orjson
 
 from schedloom.router.sse import data_of, event_of, parsed, split_events
 
-_FOLD_BYTES: Final = 16 * 1024
+_PACK_BYTES: Final = 16 * 1024
 _ONCE: Final = frozenset({"role", "id", "type", "prompt_token_ids", "prompt_text"})
 _OF_THE_STREAM: Final = ("id", "created", "model")
 _OF_A_CHUNK: Final = ("prompt_token_ids", "prompt_text")
@@ -25,15 +27,16 @@ class Differs(Exception):
 
 
 class Told:
-    """The events of one stream, folded by field when they are many: nothing is parsed while they pass."""
+    """The events of one stream, packed when they are many; nothing is parsed while they pass."""
 
-    __slots__ = ("_events", "_parts", "_size", "begun", "head", "once")
+    __slots__ = ("_events", "_packed", "_parts", "_size", "begun", "head", "once")
 
     def __init__(self) -> None:
         self.begun = False
         self.head: dict[str, Any] = {}
         self.once: set[str] = set()
         self._parts: dict[str, list[Any]] = {}
+        self._packed: list[bytes] = []
         self._events: list[bytes] = []
         self._size = 0
 
@@ -41,21 +44,32 @@ class Told:
         self.begun = True
         self._events.append(events)
         self._size += len(events)
-        if self._size > _FOLD_BYTES:
-            self._fold()
+        if self._size > _PACK_BYTES:
+            self._pack()
 
-    def by_field(self) -> dict[str, Any]:
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return self._size + sum(map(len, self._packed))
+
+    def _pack(self) -> None:
+        self._packed.append(zlib.compress(b"".join(self._events), 1))
+        self._events.clear()
+        self._size = 0
+
+    async def by_field(self) -> dict[str, Any]:
         """All that was told, as one string or list per field. Raises Differs for what is neither."""
-        self._fold()
+        self._pack()
+        while self._packed:
+            self._fold(zlib.decompress(self._packed.pop(0)))
+            await asyncio.sleep(0)
         return {where: _joined(parts) for where, parts in self._parts.items()}
 
-    def _fold(self) -> None:
-        for event in split_events(b"".join(self._events)):
+    def _fold(self, events: bytes) -> None:
+        for event in split_events(events):
             data = data_of(event)
             if data is not None:
                 self._fold_chunk(parsed(data))
-        self._events.clear()
-        self._size = 0
 
     def _fold_chunk(self, chunk: dict[str, Any]) -> None:
         if not self.head:
@@ -75,11 +89,15 @@ class Retold:
 
     __slots__ = ("_again", "_head", "_once", "_told")
 
-    def __init__(self, told: Told) -> None:
-        self._told = told.by_field()
+    def __init__(self, told: Told, by_field: dict[str, Any]) -> None:
+        self._told = by_field
         self._once = frozenset(told.once)
         self._head = told.head
         self._again: dict[str, int] = {}
+
+    @classmethod
+    async def of(cls, told: Told) -> Retold:
+        return cls(told, await told.by_field())
 
     def rest_of(self, events: bytes) -> bytes:
         return b"".join(map(self._rest_of_event, split_events(events)))
