@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from schedloom.conformance import subjects
 from schedloom.conformance.cells import Cell
 from schedloom.conformance.invariants import INVARIANTS
+from schedloom.conformance.results import CellResult
 from schedloom.conformance.verdicts import Verdict
 from schedloom.core.hooks import hooks_of
 from schedloom.core.policy import Policy
@@ -15,7 +17,7 @@ from schedloom.core.policy import Policy
 _TURNING_AWAY = ("admit", "screen")
 
 
-def turns_away(cell: Cell) -> bool:
+def turns_away(cell: Any) -> bool:
     """Whether some policy of ``cell`` may turn requests away, as far as its hooks and its own word tell."""
     return any(_rejects(policy) for policy in subjects.build(cell.policies).policies)
 
@@ -44,10 +46,11 @@ _EVENT_CONDITIONS: dict[str, Callable[[Cell], bool]] = {
 }
 
 
-def applicable(cell: Cell, tier: str = "T2") -> list[str]:
+def applicable(cell: Any, tier: str = "T2") -> list[str]:
     """The ids of the invariants that ``cell`` tries."""
     ids = [invariant.id for invariant in INVARIANTS.values() if tier in invariant.tiers]
-    return [name for name in ids if _CONDITIONS.get(name, _always)(cell)]
+    conditions = _CONDITIONS if tier == "T2" else {"REJ-1": turns_away}
+    return [name for name in ids if conditions.get(name, _always)(cell)]
 
 
 def missing_events(cell: Cell, invariant: str, events: Counter[str]) -> list[str]:
@@ -67,3 +70,13 @@ def verdicts(
         missing |= dict.fromkeys(absent)
         found[name] = Verdict.INCONCLUSIVE if absent else Verdict.PASSED
     return found | dict.fromkeys(sorted(broken), Verdict.FAILED), list(missing)
+
+
+def conclude(result: CellResult, needed: Iterable[str] = ()) -> None:
+    """Say what the violations and events of ``result`` amount to; each of ``needed`` must have happened as well."""
+    broken = {violation.invariant for violation in result.violations}
+    ids = applicable(result.cell, result.tier)
+    result.invariants, missing = verdicts(result.cell, ids, result.events, broken)
+    result.missing = [*missing, *(event for event in needed if not result.events[event])]
+    passed = Verdict.INCONCLUSIVE if result.missing else Verdict.PASSED
+    result.verdict = Verdict.FAILED if broken else passed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 Role = Literal["none", "consumer", "producer", "both"]
@@ -70,6 +70,9 @@ class Cell:
     def axes(self) -> dict[str, Any]:
         return {axis: getattr(self, axis) for axis in AXES}
 
+    def engine_axes(self) -> dict[str, Any]:
+        return {axis: value for axis, value in self.axes().items() if axis != "policies"}
+
     def label(self) -> str:
         """The cell in a line of words; equal cells have equal labels."""
         words = ["+".join(self.policies) or "no policy", "async" if self.asynchronous else "sync", self.runner]
@@ -108,9 +111,8 @@ def legal_cells(combinations: list[tuple[str, ...]], prototype: Cell | None = No
 
     sizes = {field.name: getattr(prototype or Cell(), field.name) for field in fields(Cell)}
     values: dict[str, list[Any]] = {axis: [False, True] for axis in AXES}
-    values |= {"policies": list(combinations), "runner": ["v1", "v2"]}
+    values |= {"policies": [()], "runner": ["v1", "v2"]}
     values["role"] = ["none", "consumer", "producer", "both"]
-    for choice in product(*values.values()):
-        cell = Cell(**{**sizes, **dict(zip(values, choice, strict=True))})
-        if illegal(cell) is None:
-            yield cell
+    choices = (dict(zip(values, choice, strict=True)) for choice in product(*values.values()))
+    engines = [engine for engine in (Cell(**{**sizes, **choice}) for choice in choices) if illegal(engine) is None]
+    return (replace(engine, policies=policies) for policies in combinations for engine in engines)

@@ -28,7 +28,7 @@ STYLES = {Verdict.PASSED: "green", Verdict.FAILED: "red", Verdict.INCONCLUSIVE: 
 def run(
     subject: Annotated[str | None, typer.Option(help="A registered policy; every policy when left out.")] = None,
     profile: Annotated[str, typer.Option(help="core or full.")] = "core",
-    tier: Annotated[list[str] | None, typer.Option(help="T0, T2 or mutants; may be given several times.")] = None,
+    tier: Annotated[list[str] | None, typer.Option(help="T0, T1, T2 or mutants; may be given several times.")] = None,
     seed: Annotated[int, typer.Option(help="The first seed of every cell.")] = 0,
     cell: Annotated[str | None, typer.Option(help="Only the cell with this id.")] = None,
     replay: Annotated[Path | None, typer.Option(help="Do a script of a report again, and nothing else.")] = None,
@@ -61,7 +61,7 @@ def _run(subject: str | None, profile: str, tiers: tuple[str, ...], *rest: Any) 
     from schedloom.conformance import suite
 
     first_seed, cell, steps, workers, budget = rest
-    if profile not in suite.STRENGTH:
+    if profile not in suite.PROFILES:
         raise ConfigurationError(f"there is no profile {profile!r}; choose from core, full")
     if unknown := set(tiers) - set(suite.TIERS):
         raise ConfigurationError(f"there is no tier {sorted(unknown)[0]!r}; choose from {', '.join(suite.TIERS)}")

@@ -33,11 +33,30 @@ class Composition:
 
 
 def policy_sets(subject: str | None, registry: Registry | None = None) -> list[tuple[str, ...]]:
-    """No policy, each one, each pair, each triple, and all together; with a subject only sets that it is in."""
+    """No policy, each one, each pair, each triple, all together, and for each policy a largest set that composes; with
+    a subject only sets that it is in."""
     names = subjects.engine_policies(registry)
     sizes = {*range(min(3, len(names)) + 1), len(names)}
     sets = [chosen for size in sorted(sizes) for chosen in combinations(names, size)]
+    sets += sorted({_grown(name, names, registry) for name in names} - set(sets))
     return [chosen for chosen in sets if subject is None or subject in chosen]
+
+
+def _grown(first: str, names: Sequence[str], registry: Registry | None) -> tuple[str, ...]:
+    """``first`` and whoever else composes with those before."""
+    grown = [first]
+    for name in names:
+        if name != first and composes([*grown, name], registry):
+            grown.append(name)
+    return tuple(sorted(grown))
+
+
+def composes(names: Sequence[str], registry: Registry | None = None) -> bool:
+    try:
+        subjects.build(names, registry)
+    except Exception:
+        return False
+    return True
 
 
 def contract_of(cell: Cell) -> EngineContract:
@@ -54,6 +73,11 @@ def contract_of(cell: Cell) -> EngineContract:
     )
 
 
+def kind_of(cell: Cell) -> tuple[Any, ...]:
+    """What composition looks at in an engine: on engines of one kind the same sets are refused."""
+    return (cell.role, cell.offload, cell.prefix_caching, cell.runner, cell.priority)
+
+
 class Judge:
     """Says why cells are refused. Each set of policies is composed once, each kind of engine judged once."""
 
@@ -64,7 +88,7 @@ class Judge:
 
     def refusal(self, cell: Cell) -> str | None:
         """The reason why ``cell`` is refused, or None. Raises what composition raises beside its own error."""
-        key = (cell.policies, cell.role, cell.offload, cell.prefix_caching, cell.runner, cell.priority)
+        key = (cell.policies, *kind_of(cell))
         if key not in self._judged:
             self._judged[key] = self._refusal(cell)
         return self._judged[key]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from schedloom.conformance import applicability
@@ -13,14 +12,12 @@ from schedloom.conformance.laboratory import Laboratory
 from schedloom.conformance.results import CellResult
 from schedloom.conformance.script import Act
 from schedloom.conformance.shrinking import shrink
-from schedloom.conformance.trial import Trial, compare_with_stock, replay, try_cell
+from schedloom.conformance.trial import TRIAL_STEPS, Trial, compare_with_stock, replay, try_cell
 from schedloom.conformance.verdicts import Verdict, Violation
 from schedloom.conformance.weather import CLIMATES
 
 LEAST_SEEDS = len(CLIMATES)
 MOST_SEEDS = 8 * LEAST_SEEDS
-
-Tick = Callable[[Trial], None]
 
 
 def examine(
@@ -30,25 +27,23 @@ def examine(
     least: int = LEAST_SEEDS,
     most: int = MOST_SEEDS,
     faults: Iterable[type] = (),
-    tick: Tick = lambda trial: None,
+    steps: int = TRIAL_STEPS,
 ) -> CellResult:
-    """At least ``least`` seeds, and up to ``most`` while some event that the cell must meet has not happened."""
+    """At least ``least`` seeds of ``steps`` each, and up to ``most`` while some event that the cell must meet has not
+    happened."""
     began = time.perf_counter()
-    invariants = applicability.applicable(cell)
     result = CellResult(cell, Verdict.INCONCLUSIVE)
     for seed in range(first_seed, first_seed + most):
-        trial = try_cell(laboratory, cell, seed, faults=faults)
-        tick(trial)
+        trial = try_cell(laboratory, cell, seed, steps, faults)
         _add(result, trial)
         result.violations = [*trial.violations, *_compared(laboratory, trial, result, faults)]
-        result.invariants, result.missing = applicability.verdicts(cell, invariants, result.events, _ids(result))
+        applicability.conclude(result)
         if result.violations:
             result.failing_seed = seed
             result.script = _shortest(laboratory, trial, result.violations, faults)
             break
         if result.seeds >= least and not result.missing:
             break
-    result.verdict = _verdict(result)
     result.seconds = time.perf_counter() - began
     return result
 
@@ -67,16 +62,6 @@ def _compared(laboratory: Laboratory, trial: Trial, result: CellResult, faults: 
     return compare_with_stock(laboratory, trial, faults)
 
 
-def _ids(result: CellResult) -> set[str]:
-    return {violation.invariant for violation in result.violations}
-
-
-def _verdict(result: CellResult) -> Verdict:
-    if result.violations:
-        return Verdict.FAILED
-    return Verdict.INCONCLUSIVE if result.missing else Verdict.PASSED
-
-
 def _shortest(
     laboratory: Laboratory, trial: Trial, violations: Sequence[Violation], faults: Iterable[type]
 ) -> list[Act]:
@@ -92,32 +77,10 @@ def _shortest(
     return shrink(trial.script, breaks_it)
 
 
-def soak(
-    laboratory: Laboratory, cells: Sequence[Cell], steps: int, first_seed: int, until: float, tick: Tick
-) -> tuple[int, Trial | None]:
-    """Go round ``cells`` with new seeds for ``steps`` steps in all, or until the clock reads ``until``.
-
-    Returns the steps that were made, and the first trial that broke anything.
-    """
-    done = 0
-    seeds: Counter[Cell] = Counter()
-    while done < steps and time.monotonic() < until:
-        for cell in cells:
-            trial = try_cell(laboratory, cell, first_seed + seeds[cell])
-            seeds[cell] += 1
-            done += trial.steps
-            tick(trial)
-            if trial.violations:
-                return done, trial
-            if done >= steps or time.monotonic() >= until:
-                break
-    return done, None
-
-
 def failed(laboratory: Laboratory, trial: Trial) -> CellResult:
     """The result of a cell of which one trial is known, and that it broke something."""
     result = CellResult(trial.cell, Verdict.FAILED, violations=list(trial.violations), failing_seed=trial.seed)
     _add(result, trial)
-    result.invariants = dict.fromkeys(sorted(_ids(result)), Verdict.FAILED)
+    result.invariants = dict.fromkeys(sorted({found.invariant for found in trial.violations}), Verdict.FAILED)
     result.script = _shortest(laboratory, trial, trial.violations, ())
     return result

@@ -47,6 +47,7 @@ _ALL = (
         "A rejection reaches only a marked request that holds nothing, has no output and leaves nothing behind",
         "ledger of marks, admissions and outputs",
         ("rejected", "admitted local attempt"),
+        ("T1", "T2"),
     ),
     Invariant(
         "KV-1",
@@ -83,6 +84,7 @@ _ALL = (
         "With all faults healed, the engine drains within a bounded number of steps",
         "step counter while draining, and while nothing is scheduled",
         ("drained",),
+        ("T1", "T2"),
     ),
     Invariant(
         "LIVE-2",
@@ -90,12 +92,19 @@ _ALL = (
         "free and deferred blocks before and after each preemption",
         ("preempted",),
     ),
-    Invariant("LIVE-3", "No step of the engine raises", "any exception out of the engine", ("token",)),
+    Invariant(
+        "LIVE-3",
+        "No step of the engine raises, and no hook of a policy does",
+        "any exception out of the engine, or out of a hook",
+        ("token",),
+        ("T1", "T2"),
+    ),
     Invariant(
         "FAIR-1",
         "No request starves: later ones overtake it a bounded number of times",
         "overtake counter of every request that waits to be admitted for the first time",
         ("contention",),
+        ("T1", "T2"),
     ),
     Invariant(
         "BUD-1",
@@ -120,6 +129,27 @@ _ALL = (
         "Where no policy has anything to say, scheduling equals the engine's own, step for step",
         "the same script on the engine's own scheduler, outputs compared",
         ("compared",),
+    ),
+    Invariant(
+        "ANS-1",
+        "Policies answer what a hook may be answered",
+        "the type of every answer, and the sign of every limit",
+        ("token",),
+        ("T1",),
+    ),
+    Invariant(
+        "DET-1",
+        "The same policies decide the same on the same schedule, in whatever order they are configured",
+        "every answer and every step of a second run, configured in the reverse order",
+        ("token",),
+        ("T1",),
+    ),
+    Invariant(
+        "SHADOW-1",
+        "Policies in shadow change nothing",
+        "every step of a run in shadow, against one without policies",
+        ("token",),
+        ("T1",),
     ),
     Invariant(
         "COMP-2",

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
-from schedloom.conformance.cells import Cell
 from schedloom.conformance.coverage import Coverage
 from schedloom.conformance.script import Act
 from schedloom.conformance.verdicts import Verdict, Violation
+
+
+class Case(Protocol):
+    """What one result is about; in T2 a cell of the matrix."""
+
+    def label(self) -> str:
+        """It in a line of words; equal cases have equal labels."""
+        ...
+
+    def to_plain(self) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True)
@@ -18,7 +27,7 @@ class CellResult:
     """One cell. ``invariants`` holds a verdict for each that applies; ``missing`` are the events that never happened;
     ``script`` is the shortest script known to break it."""
 
-    cell: Cell
+    cell: Any
     verdict: Verdict
     tier: str = "T2"
     invariants: dict[str, Verdict] = field(default_factory=dict)
@@ -63,6 +72,7 @@ class RunResult:
     coverage: dict[str, Coverage] = field(default_factory=dict)
     mutants: list[MutantResult] = field(default_factory=list)
     soak_steps: int = 0
+    soak_seeds: tuple[int, int] | None = None
     out_of_budget: bool = False
     seconds: float = 0.0
 
@@ -87,6 +97,6 @@ class RunResult:
         return Verdict.PASSED
 
 
-def cell_id(cell: Cell) -> str:
+def cell_id(cell: Case) -> str:
     """A short name that stays the same from run to run."""
     return sha256(cell.label().encode()).hexdigest()[:8]

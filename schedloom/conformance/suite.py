@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
-from functools import cache
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from importlib.metadata import version
-from multiprocessing import get_context
+from itertools import count, islice
+from typing import Any
 
-from schedloom.conformance import composition, coverage, covering, examination, subjects
+from schedloom.conformance import composition, coverage, covering, examination, pure, routing, subjects
 from schedloom.conformance.cells import Cell, legal_cells
 from schedloom.conformance.laboratory import Laboratory, load_laboratory
 from schedloom.conformance.mutants import MUTANTS
 from schedloom.conformance.results import CellResult, MutantResult, RunResult, cell_id
-from schedloom.conformance.trial import Trial, hunt
+from schedloom.conformance.trial import Trial, hunt, try_cell
 from schedloom.conformance.verdicts import Verdict, Violation
+from schedloom.conformance.workers import Workers
 from schedloom.core.errors import ConfigurationError
 
-TIERS = ("T0", "T2", "mutants")
-STRENGTH = {"core": 2, "full": 3}
+TIERS = ("T0", "T1", "T2", "mutants")
 MUTANT_SEEDS = 28
+SOAK_SEED = 1_000
+"""Soaks begin so far behind the seeds of the cells."""
 
 Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How much of T2 is tried: every combination of ``strength`` factors, the factors being an engine's axes and each
+    policy's being there; in each cell at least ``seeds``, each for ``steps``."""
+
+    strength: int
+    seeds: int
+    steps: int
+
+
+PROFILES = {
+    "core": Profile(strength=3, seeds=examination.LEAST_SEEDS, steps=200),
+    "full": Profile(strength=4, seeds=examination.LEAST_SEEDS, steps=300),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +63,40 @@ class Order:
     cell: str | None = None
     progress: Progress = field(default=lambda what, done, total: None)
 
+    @property
+    def strength(self) -> int:
+        return PROFILES[self.profile].strength
+
 
 def run(order: Order) -> RunResult:
     """Raises ConfigurationError when there is nothing to run or no engine to run it on."""
     began = time.monotonic()
     until = began + order.budget if order.budget is not None else float("inf")
     result = empty_result(order)
+    with Workers(order.workers) as workers:
+        _run_tiers(order, workers, until, result)
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def _run_tiers(order: Order, workers: Workers, until: float, result: RunResult) -> None:
+    if "T1" in order.tiers:
+        _examine_models(order, workers, until, result)
+    if not {"T0", "T2", "mutants"} & set(order.tiers):
+        return
     found = composition.examine(cells_of(order))
     if "T0" in order.tiers:
         result.composed = len(found.accepted) + len(found.refused)
-        result.composition, result.refusals = [*found.violations, *_unloadable(order)], found.refusals
-    if "T2" in order.tiers:
-        _examine_cells(order, found.accepted, until, result)
+        routed = routing.examine(order.subject)
+        result.composed += len(routed.accepted) + len(routed.refused)
+        result.composition = [*found.violations, *routed.violations, *_unloadable(order)]
+        result.refusals = found.refusals + routed.refusals
+    if "T2" in order.tiers and found.accepted:
+        _examine_cells(order, found.accepted, workers, until, result)
     if "mutants" in order.tiers and order.cell is None:
-        _hunt_mutants(order, until, result)
+        _hunt_mutants(order, workers, until, result)
     if order.soak:
-        _soak(order, found.accepted, until, result)
-    result.seconds = time.monotonic() - began
-    return result
+        _soak(order, found.accepted, workers, until, result)
 
 
 def empty_result(order: Order) -> RunResult:
@@ -76,33 +110,69 @@ def _unloadable(order: Order) -> list[Violation]:
 
 
 def cells_of(order: Order) -> list[Cell]:
-    """Every legal cell of the policy sets that the order asks for. Raises ConfigurationError when there is none."""
+    """The cells of the policy sets that the order asks for, on some engines of every kind. Raises ConfigurationError
+    when there is none."""
     sets = composition.policy_sets(order.subject)
-    cells = [cell for cell in legal_cells(sets) if order.cell is None or cell_id(cell) == order.cell]
+    if order.cell is not None:
+        cells = list(islice((cell for cell in legal_cells(sets) if cell_id(cell) == order.cell), 1))
+    else:
+        cells = [replace(engine, policies=policies) for policies in sets for engine in some_engines(order.strength)]
     if not cells:
         what = f"cell {order.cell!r}" if order.cell else f"policy {order.subject!r} that an engine calls"
         raise ConfigurationError(f"there is no {what}; see `schedloom conformance list`")
     return cells
 
 
+@cache
+def some_engines(strength: int) -> list[Cell]:
+    """Engines of every kind, as many as have every interaction of ``strength`` axes that engines of that kind have. So
+    whatever can be met with policies on any engine, as far as covering asks for it, can be met on one of these."""
+    kinds: dict[Any, list[Cell]] = defaultdict(list)
+    for engine in legal_cells([()]):
+        kinds[composition.kind_of(engine)].append(engine)
+    rows = {kind: [tuple(engine.axes().values()) for engine in engines] for kind, engines in kinds.items()}
+    return [engines[place] for kind, engines in kinds.items() for place in covering.cover(rows[kind], strength)]
+
+
 def chosen(order: Order, accepted: list[Cell]) -> tuple[list[Cell], list[Cell]]:
     """The cells to try, and those among which their interactions were to be covered."""
     if order.cell is not None:
         return accepted, accepted
-    largest = max((len(cell.policies) for cell in accepted), default=0)
-    sizes = {0, 1, 2, largest} if order.profile == "full" or order.subject else {0, 1, largest}
-    legal = [cell for cell in accepted if len(cell.policies) in sizes]
-    rows = [tuple(cell.axes().values()) for cell in legal]
-    return [legal[place] for place in covering.cover(rows, STRENGTH[order.profile])], legal
+    rows = [tuple(factors.values()) for factors in factors_of(accepted)]
+    return [accepted[place] for place in covering.cover(rows, order.strength)], accepted
 
 
-def _examine_cells(order: Order, accepted: list[Cell], until: float, result: RunResult) -> None:
+def factors_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """What is to be combined in each of ``cells``: each policy's being there, and the axes of the engine."""
+    names = sorted({name for cell in cells for name in cell.policies})
+    return [{f"policy {name}": name in cell.policies for name in names} | cell.engine_axes() for cell in cells]
+
+
+def models_of(order: Order) -> list[pure.Model]:
+    """The cases of T1: every set that composes, in the core profile triples left out."""
+    sets = composition.policy_sets(order.subject)
+    wanted = [policies for policies in sets if order.profile == "full" or len(policies) != 3]
+    models = [pure.Model(policies) for policies in wanted if composition.composes(policies)]
+    return [model for model in models if order.cell in (None, cell_id(model))]
+
+
+def _examine_models(order: Order, workers: Workers, until: float, result: RunResult) -> None:
+    models = models_of(order)
+    before = len(result.cells)
+    for done, found in enumerate(workers.each(partial(pure.examine, first_seed=order.first_seed), models, until), 1):
+        result.cells.append(found)
+        order.progress("models", done, len(models))
+    result.out_of_budget |= len(result.cells) - before < len(models)
+
+
+def _examine_cells(order: Order, accepted: list[Cell], workers: Workers, until: float, result: RunResult) -> None:
     cells, legal = chosen(order, accepted)
-    for done, found in enumerate(_examined(order, cells, until), 1):
+    examine = partial(examine_here, first_seed=order.first_seed, profile=order.profile)
+    for done, found in enumerate(workers.each(examine, cells, until), 1):
         result.cells.append(found)
         order.progress("cells", done, len(cells))
-    result.cells.sort(key=lambda found: found.cell.label())
-    result.out_of_budget |= len(result.cells) < len(cells)
+    result.cells.sort(key=lambda found: (found.tier, found.cell.label()))
+    result.out_of_budget |= sum(found.tier == "T2" for found in result.cells) < len(cells)
     _count_coverage(order, result, legal)
 
 
@@ -112,30 +182,10 @@ def count_coverage(order: Order, result: RunResult) -> None:
 
 
 def _count_coverage(order: Order, result: RunResult, legal: list[Cell]) -> None:
-    ran = [found.cell.axes() for found in result.cells if found.verdict is not Verdict.REFUSED]
-    result.coverage["T2"] = coverage.count(ran, [cell.axes() for cell in legal], STRENGTH[order.profile])
-
-
-def _examined(order: Order, cells: list[Cell], until: float) -> Iterator[CellResult]:
-    if order.workers <= 1:
-        for cell in cells:
-            if time.monotonic() >= until:
-                return
-            yield examine_here(cell, order.first_seed, order.profile)
-        return
-    with _pool(order.workers) as pool:
-        waiting = [pool.submit(examine_here, cell, order.first_seed, order.profile) for cell in cells]
-        for future in as_completed(waiting):
-            yield future.result()
-            if time.monotonic() >= until:
-                pool.shutdown(wait=False, cancel_futures=True)
-                return
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # Each worker loads an engine of its own; forking one that has threads is not safe.
-    os.environ.setdefault("PYTHONHASHSEED", "0")
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    tried = {found.cell for found in result.cells if found.verdict is not Verdict.REFUSED}
+    factors = factors_of(legal)
+    ran = [axes for cell, axes in zip(legal, factors, strict=True) if cell in tried]
+    result.coverage["T2"] = coverage.count(ran, factors, order.strength)
 
 
 @cache
@@ -145,43 +195,55 @@ def laboratory() -> Laboratory:
 
 def examine_here(cell: Cell, first_seed: int, profile: str) -> CellResult:
     """Examine one cell in this process. A refusal by the engine itself is a verdict, not an error."""
-    least = examination.LEAST_SEEDS * (1 if profile == "core" else 3)
+    wanted = PROFILES[profile]
     try:
-        return examination.examine(laboratory(), cell, first_seed, least)
+        return examination.examine(laboratory(), cell, first_seed, wanted.seeds, steps=wanted.steps)
     except ConfigurationError as error:
         return CellResult(cell, Verdict.REFUSED, missing=[str(error)])
 
 
-def _hunt_mutants(order: Order, until: float, result: RunResult) -> None:
-    for done, mutant in enumerate(MUTANTS.values(), 1):
-        if time.monotonic() >= until:
-            result.out_of_budget = True
-            return
-        trial = hunt(laboratory(), mutant, MUTANT_SEEDS)
-        message = _accusation(trial.violations, mutant.dies_on) if trial else ""
-        seed = trial.seed if trial else None
-        result.mutants.append(MutantResult(mutant.name, mutant.dies_on, trial is not None, seed, message))
+def _hunt_mutants(order: Order, workers: Workers, until: float, result: RunResult) -> None:
+    for done, found in enumerate(workers.each(hunt_here, MUTANTS, until), 1):
+        result.mutants.append(found)
         order.progress("known-bad subjects", done, len(MUTANTS))
+    result.mutants.sort(key=lambda found: list(MUTANTS).index(found.name))
+    result.out_of_budget |= len(result.mutants) < len(MUTANTS)
+
+
+def hunt_here(name: str) -> MutantResult:
+    """Look for one known-bad subject in this process."""
+    mutant = MUTANTS[name]
+    trial = hunt(laboratory(), mutant, MUTANT_SEEDS)
+    if trial is None:
+        return MutantResult(name, mutant.dies_on, False, None)
+    return MutantResult(name, mutant.dies_on, True, trial.seed, _accusation(trial.violations, mutant.dies_on))
 
 
 def _accusation(violations: Iterable[Violation], invariant: str) -> str:
     return next(found.message for found in violations if found.invariant == invariant)
 
 
-def _soak(order: Order, accepted: list[Cell], until: float, result: RunResult) -> None:
-    done = 0
-
-    def tick(trial: Trial) -> None:
-        nonlocal done
-        done += trial.steps
-        order.progress("soak steps", min(done, order.soak), order.soak)
-
+def _soak(order: Order, accepted: list[Cell], workers: Workers, until: float, result: RunResult) -> None:
     cells, _ = chosen(order, accepted)
-    steps, broken = examination.soak(laboratory(), cells, order.soak, order.first_seed + 1_000, until, tick)
-    result.soak_steps = steps
-    if broken is not None:
-        result.cells.append(examination.failed(laboratory(), broken))
-    result.out_of_budget |= broken is None and steps < order.soak
+    first = order.first_seed + SOAK_SEED
+    for trial in workers.each(try_here, ((cell, seed) for seed in count(first) for cell in cells), until):
+        result.soak_steps += trial.steps
+        result.soak_seeds = (first, trial.seed)
+        order.progress("soak steps", min(result.soak_steps, order.soak), order.soak)
+        if trial.violations:
+            result.cells.append(examination.failed(laboratory(), trial))
+        if trial.violations or result.soak_steps >= order.soak:
+            return
+    result.out_of_budget = True
+
+
+def try_here(tried: tuple[Cell, int]) -> Trial:
+    """Try one cell with one seed in this process. A refusal by the engine itself is no step at all."""
+    cell, seed = tried
+    try:
+        return try_cell(laboratory(), cell, seed)
+    except ConfigurationError:
+        return Trial(cell, seed, 0, Counter(), (), ())
 
 
 def _environment(order: Order) -> dict[str, str]:

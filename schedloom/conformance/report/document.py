@@ -40,6 +40,7 @@ def as_plain(result: RunResult) -> dict[str, Any]:
         "tiers": result.tiers,
         "environment": result.environment,
         "firstSeed": result.first_seed,
+        "soak": {"steps": result.soak_steps, "seeds": list(result.soak_seeds or ())},
         "seconds": round(result.seconds, 1),
         "outOfBudget": result.out_of_budget,
         **summary(result),
@@ -64,7 +65,7 @@ def by_verdict(result: RunResult, invariant: str) -> dict[str, int]:
 def reproduce(cell: CellResult, first_seed: int) -> str:
     """The command that tries this cell again."""
     seed = first_seed if cell.failing_seed is None else cell.failing_seed
-    return f"schedloom conformance run --tier T2 --cell {cell.id} --seed {seed}"
+    return f"schedloom conformance run --tier {cell.tier} --cell {cell.id} --seed {seed}"
 
 
 def _cell(cell: CellResult, result: RunResult) -> dict[str, Any]:
@@ -84,6 +85,7 @@ def _cell(cell: CellResult, result: RunResult) -> dict[str, Any]:
         plain["missing"] = cell.missing
     if cell.violations:
         plain["violations"] = [f"{found.invariant}: {found.message} (step {found.step})" for found in cell.violations]
+    if cell.script:
         plain["replay"] = replay_document(cell)
     return plain
 

@@ -58,7 +58,8 @@ class AdmissionPart(PolicyScheduler):
     def _handle_blocked_waiting_request(self, request: Any) -> bool:
         if not super()._handle_blocked_waiting_request(request):
             return False
-        if not self._admit or not is_fresh(request):
+        # A prompt of one token has none computed when its KV has arrived, and holds its blocks all the same.
+        if not self._admit or not is_fresh(request) or self.view.has_blocks(request):
             return True
         return request.request_id not in self.turned_away and self._may_proceed(request)
 
