@@ -38,6 +38,9 @@ whatever else a request sets, and whatever vLLM adds, is not continued."""
 
 HARMLESS_EXTRAS = frozenset({"kv_transfer_params", "session_id", JOB_CLASS_KEY})
 
+_NO_WATERMARK = (None, False)
+"""What vLLM's front end makes of the parameter ``watermarking`` where there is no watermark."""
+
 _DEFAULTS = SamplingParams()
 _OTHER_PARAMETERS = tuple(name for name in SamplingParams.__struct_fields__ if name not in HARMLESS)
 _BEYOND_TOKENS = (
@@ -73,6 +76,8 @@ def _obstacles(request: Any) -> Iterator[str]:
 
 def _differs(parameters: Any, name: str) -> bool:
     value, default = getattr(parameters, name), getattr(_DEFAULTS, name)
+    if name == "watermarking":
+        return value not in _NO_WATERMARK
     return value is not None if default is None else bool(value != default)
 
 

@@ -20,7 +20,7 @@ HARMFUL: dict[str, Any] = {
     "presence_penalty": 0.1,
     "frequency_penalty": -0.1,
     "repetition_penalty": 1.1,
-    "watermarking": False,
+    "watermarking": True,
     "seed": 0,
     "stop": ["end"],
     "min_tokens": 3,
@@ -68,6 +68,11 @@ def with_parameter(name: str, value: Any) -> Any:
 def test_a_plain_request_can_be_continued() -> None:
     assert obstacle(request("cmpl-1", [1, 2, 3], 4)) is None
     assert obstacle(request("cmpl-1", [1, 2, 3], 4, **HARMLESS_VALUES)) is None
+
+
+def test_what_the_front_end_fills_in_is_harmless() -> None:
+    """It resolves whether there is a watermark, in every request."""
+    assert obstacle(with_parameter("watermarking", False)) is None
 
 
 def test_every_parameter_of_this_vllm_is_known() -> None:
