@@ -78,7 +78,8 @@ class HeldLane:
 
 @dataclass
 class Setting:
-    """One engine. ``host_slots``: blocks that host memory holds; ``beside``: the connector that stands before ours."""
+    """One engine. ``host_slots``: blocks that host memory holds; ``beside``: the connector that stands before ours;
+    ``others``: policies beside ``offload_restore``."""
 
     runner: Any = "v1"
     asynchronous: bool = False
@@ -90,6 +91,7 @@ class Setting:
     prefix_caching: bool = True
     priority: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
+    others: tuple[PolicyChoice, ...] = ()
 
     def cell(self) -> Cell:
         return _Cell(
@@ -146,7 +148,7 @@ class Bench:
         self.fabric = Fabric(self.store, self.arithmetic, CHAIN.start)
         config = setup.vllm_config(cell, 0)
         config.kv_transfer_config = setting.transfer(self.fabric.number)
-        base = composed(setup.stock_class(cell), compose([POLICY]))
+        base = composed(setup.stock_class(cell), compose([POLICY, *setting.others]))
         self.scheduler = setup.make_scheduler(type("Scheduler", (*mixins, base), {}), cell, config)
         runner = RunnerV1 if setting.runner == "v1" else RunnerV2
         self.runner = runner(self.store, self.arithmetic, cell.max_num_seqs, setting.asynchronous)
