@@ -22,10 +22,14 @@ def turns_away(cell: Any) -> bool:
     return any(_rejects(policy) for policy in subjects.build(cell.policies).policies)
 
 
+def hands_back(cell: Cell) -> bool:
+    """Whether some policy of ``cell`` may hand requests back to the router."""
+    return any(policy.hands_back for policy in subjects.build(cell.policies).policies)
+
+
 def _rejects(policy: Policy) -> bool:
-    if policy.name in subjects.NEVER_REJECT or getattr(policy, "conformance_never_rejects", False):
-        return False
-    return any(hook in hooks_of(type(policy)) for hook in _TURNING_AWAY)
+    asked = any(hook in hooks_of(type(policy)) for hook in _TURNING_AWAY)
+    return asked and not policy.conformance_never_rejects
 
 
 def _always(cell: Cell) -> bool:
@@ -38,11 +42,17 @@ _CONDITIONS: dict[str, Callable[[Cell], bool]] = {
     "KV-4": lambda cell: cell.role != "none",
     "FAIR-1": lambda cell: not cell.priority,
     "REJ-1": turns_away,
+    "RET-1": hands_back,
+    "RET-2": hands_back,
     "OBS-1": turns_away,
 }
 
 _EVENT_CONDITIONS: dict[str, Callable[[Cell], bool]] = {
     "aborted while in transfer": lambda cell: cell.receives,
+    "zeroed": lambda cell: cell.zeroing,
+    "draft accepted": lambda cell: cell.drafts,
+    "draft rejected": lambda cell: cell.drafts,
+    "block behind the window": lambda cell: cell.slides,
 }
 
 

@@ -6,6 +6,7 @@ import random
 import traceback
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,20 @@ from typing import Any
 from schedloom.conformance import script
 from schedloom.conformance.cells import Cell
 from schedloom.conformance.chain import Chain
-from schedloom.conformance.laboratory import Laboratory, Order, Output
+from schedloom.conformance.laboratory import Laboratory, Order, Output, Report
 from schedloom.conformance.ledger import ABORTED, Entry, Ledger
 from schedloom.conformance.oracles import Oracles
 from schedloom.conformance.verdicts import Violation
 from schedloom.core.composition import PolicySet
+
+MOST_TIMES_RETURNED = 3
+"""How often one request may be handed back."""
+
+STEP_SECONDS = 0.05
+"""How long a step takes on the laboratory's clock."""
+
+SESSIONLESS = 4
+"""One in so many conversations has no session."""
 
 SLACK_STEPS = 200
 """Steps beyond the work itself that an engine may take to drain."""
@@ -47,8 +57,10 @@ class Bench:
         self.violations: list[Violation] = []
         self.schedule: list[dict[str, int]] | None = None
         self.published: Counter[str] = Counter()
+        self.published_hand_backs: Counter[str] = Counter()
         self.steps = 0
         self._squeezed = False
+        self.paused = ""
         self._clock = 0.0
         self._quiet: tuple[str, dict[str, Any]] | None = None
 
@@ -85,7 +97,7 @@ class Bench:
         name = request_name(act.number)
         if name in self.ledger.entries:
             return
-        self._clock += 1.0
+        self._pass(1.0)
         order = Order(
             request_id=name,
             prompt=self._prompt(act),
@@ -96,12 +108,27 @@ class Bench:
             priority=act.priority,
             arrival=self._clock,
             fast=act.fast,
+            adapter=act.adapter,
+            session=self._session(act),
             job_class=act.job_class,
+            continuable=act.continuable,
+            seeded=act.seeded,
         )
-        self.oracles.salted |= act.salt is not None
+        self.oracles.salted |= act.salt is not None or act.adapter > 0
         self._note_quiet(order)
         self.ledger.enter(order)
         self.engine.add(order)
+
+    def _pass(self, seconds: float) -> None:
+        self._clock += seconds
+        self.engine.tick(seconds)
+
+    def _session(self, act: script.Arrive) -> str | None:
+        """That of the conversation which it continues; some conversations have none."""
+        parent = None if act.parent is None else self.ledger.entries.get(request_name(act.parent))
+        if parent is not None:
+            return parent.order.session
+        return f"session {act.number}" if act.number % SESSIONLESS else None
 
     def _prompt(self, act: script.Arrive) -> list[int]:
         room = self.cell.max_model_len - 1
@@ -141,25 +168,63 @@ class Bench:
     @_do.register
     def _step(self, act: script.Step) -> None:
         for _ in range(act.count):
-            self._one_step()
+            self._one_step(act.throttled)
             if self.violations:
                 return
 
-    def _one_step(self) -> None:
-        report = self.engine.step()
+    def _one_step(self, throttled: bool = False) -> None:
+        self._pass(STEP_SECONDS)
+        report = self.engine.step(throttled)
         self.steps += 1
         if self.schedule is not None:
             self.schedule.append(dict(report.scheduled))
         for name in report.counted:
             self.ledger.entries[name].counted = True
+        self._note_preemptions(report)
         for output in report.outputs or ():
             self._deliver(output)
-        self.oracles.after_step(report, self._squeezed)
+        self._check_in_flight(report)
+        self.oracles.after_step(report, self._squeezed, self.paused)
+        self._continue_returned()
         if len(self.ledger.open) > self.engine.num_running >= self.cell.max_num_seqs:
             self.events["contention"] += 1
 
+    def _note_preemptions(self, report: Report) -> None:
+        for preemption in report.preemptions:
+            entry = self.ledger.entries[preemption.request_id]
+            entry.reset, entry.alone = preemption.reset, preemption.alone
+
+    def _check_in_flight(self, report: Report) -> None:
+        """Of what is handed back, all that was sampled has been told."""
+        told = {output.request_id for output in report.outputs or () if output.tokens}
+        for entry, _ in self.ledger.returned:
+            if entry.name in report.sampled and entry.name not in told:
+                self._accuse("RET-1", f"{entry.name} was handed back while output of it was in flight")
+
+    def _continue_returned(self) -> None:
+        """Do as the router does: send what was handed back again, at last without the mark."""
+        returned, self.ledger.returned = self.ledger.returned, []
+        for entry, handed in returned:
+            self._clock += 1.0
+            first, times = entry.order.request_id, entry.times_returned
+            order = replace(
+                entry.order,
+                request_id=f"{first}.{times}",
+                marked=False,
+                transfer="receive" if self.cell.receives and times % 3 else "",
+                arrival=self._clock,
+                continuable=times < MOST_TIMES_RETURNED,
+                ticket=handed.ticket.written(),
+            )
+            self.ledger.enter_again(entry, order)
+            self.engine.add(order)
+            self.events["handed back"] += 1
+
     def _deliver(self, output: Output) -> None:
+        entry = self.ledger.entries.get(output.request_id)
+        retells = entry is not None and entry.retells
         self.ledger.deliver(output)
+        self.events["continued"] += retells and not entry.retells  # type: ignore[union-attr]
         self.events["token"] += len(output.tokens)
         if output.finish_reason is not None:
             self._compare_quiet(output.request_id)
@@ -171,12 +236,12 @@ class Bench:
         entry = self.ledger.open.get(name)
         if entry is None:
             return
-        self.events[f"aborted while {_PHASES.get(self.engine.phase(name) or '', 'finished')}"] += 1
+        self.events[f"aborted while {_PHASES.get(self.engine.phase(entry.name) or '', 'finished')}"] += 1
         self.events["aborted"] += 1
-        self.engine.abort(name)
+        self.engine.abort(entry.name)
         self.ledger.close(entry, ABORTED)
         if act.twice:
-            self._unchanged("ended again", lambda: self.engine.abort(name))
+            self._unchanged("ended again", lambda: self.engine.abort(entry.name))
 
     def _unchanged(self, what: str, act: object) -> None:
         before = self.engine.bookkeeping()
@@ -190,7 +255,9 @@ class Bench:
 
     @_do.register
     def _settle(self, act: script.Settle) -> None:
-        self._settle_name(request_name(act.number), act.failed)
+        entry = self.ledger.entries.get(request_name(act.number))
+        if entry is not None:
+            self._settle_name(entry.name, act.failed)
 
     def _settle_name(self, name: str, failed: bool) -> None:
         if name not in self.engine.transfers:
@@ -223,12 +290,41 @@ class Bench:
         self.events["reset"] += 1
 
     @_do.register
+    def _pause(self, act: script.Pause) -> None:
+        self.paused = "PAUSED_NEW" if act.new_only else "PAUSED_ALL"
+        self.engine.pause(self.paused)
+
+    @_do.register
+    def _resume(self, act: script.Resume) -> None:
+        self.paused = ""
+        self.engine.pause("UNPAUSED")
+
+    @_do.register
+    def _wait(self, act: script.Wait) -> None:
+        self._pass(act.seconds)
+
+    @_do.register
+    def _crowd(self, act: script.Crowd) -> None:
+        self.engine.crowd(act.running, act.kv_usage)
+
+    @_do.register
+    def _lose(self, act: script.Lose) -> None:
+        for name in self.engine.transfers:
+            self._settle_name(name, failed=True)
+
+    @_do.register
+    def _silence(self, act: script.Silence) -> None:
+        self.engine.silence(act.steps)
+
+    @_do.register
     def _synchronise(self, act: script.Synchronise) -> None:
         self.engine.synchronise()
 
     @_do.register
     def _drain(self, act: script.Drain) -> None:
         self._relax(script.Relax())
+        self._resume(script.Resume())
+        self.engine.silence(0)
         for _ in range(self._patience()):
             for name in self.engine.transfers:
                 self._settle_name(name, failed=False)
@@ -261,6 +357,11 @@ class Bench:
         for decision in self.engine.published:
             if decision["decision"] == "REJECT":
                 self.published[f"{decision['request_id']}: {decision['reason']}"] += 1
+            if decision["decision"] == "HANDED_BACK":
+                self.published_hand_backs[decision["request_id"]] += 1
+        if self.published_hand_backs != self.ledger.hand_backs:
+            published, happened = self.published_hand_backs.total(), self.ledger.hand_backs.total()
+            self._accuse("OBS-1", f"{published} hand-backs were published, and {happened} happened")
         for name, reason in self.ledger.rejections.items():
             times = self.published[f"{name}: {reason}"]
             if times != 1:
@@ -286,3 +387,8 @@ def _place(error: BaseException) -> str:
 
 def request_name(number: int) -> str:
     return f"r{number}"
+
+
+def number_of(name: str) -> int:
+    """The number of a request by the engine's name for it, be it there for the first time or again."""
+    return int(name[1:].partition(".")[0])

@@ -8,6 +8,7 @@ stands, never cancels out of any later state. The next token is a mix of the sta
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 
 MASK = (1 << 64) - 1
@@ -28,6 +29,13 @@ class Chain:
 
     def __init__(self) -> None:
         self._weights: list[int] = []
+
+    def start_of(self, salt: str | None, adapter: int) -> int:
+        """The state of a sequence without tokens. Adapters change the KV that a model writes; that salts do is so only
+        here, for a block shared across them to be noticed."""
+        if not salt and not adapter:
+            return self.start
+        return self._mix((self.start ^ zlib.crc32(f"{adapter} {salt}".encode()) * self.shift) & MASK)
 
     def weights(self, count: int) -> list[int]:
         """The weights of the first ``count`` positions."""

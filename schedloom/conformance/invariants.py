@@ -17,12 +17,15 @@ class Invariant:
     tiers: tuple[str, ...] = ("T2",)
 
 
+_OF_AXES = ("zeroed", "draft accepted", "draft rejected", "block behind the window")
+"""Each is asked for only in cells of which an axis brings it about."""
+
 _ALL = (
     Invariant(
         "TOK-1",
         "Emitted token ids equal those of the same request served alone, without policies",
         "the model's token is a hash of all KV it reads; the reference is computed from the exact prefix",
-        ("token", "resumed"),
+        ("token", "resumed", *_OF_AXES),
     ),
     Invariant(
         "OUT-1",
@@ -50,6 +53,19 @@ _ALL = (
         ("T1", "T2"),
     ),
     Invariant(
+        "RET-1",
+        "A request is handed back only if its tokens alone continue it, after its output has arrived, while another "
+        "holds KV, and never by a reset",
+        "ledger of marks, preemptions and samples, looked at when a request is handed back",
+        ("handed back",),
+    ),
+    Invariant(
+        "RET-2",
+        "A hand-back names its client's prompt and all that the client has, and who continues it tells that again",
+        "ledger of tokens, against the hand-back and against the first output of the continuation",
+        ("handed back", "continued"),
+    ),
+    Invariant(
         "KV-1",
         "After every step each block has exactly the owners that its reference count says, and is free without any",
         "walk over all block tables, deferred frees and the free queue",
@@ -75,9 +91,15 @@ _ALL = (
     ),
     Invariant(
         "ISO-1",
-        "Requests that differ in cache salt never share blocks, and requests that agree do",
+        "Requests that differ in cache salt or adapter never share blocks, and requests that agree do",
         "who wrote each block that a request joins with",
-        ("salted hit",),
+        ("salted hit", "adapter hit"),
+    ),
+    Invariant(
+        "PAU-1",
+        "While all is paused nothing is scheduled; while the new are, nobody is admitted who holds no KV",
+        "every step of a pause",
+        ("paused",),
     ),
     Invariant(
         "LIVE-1",

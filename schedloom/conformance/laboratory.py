@@ -18,7 +18,7 @@ GROUP = "schedloom.laboratories"
 @dataclass(frozen=True, slots=True)
 class Order:
     """A request, as an engine takes it. ``arrival`` is in seconds; ``transfer`` is "", "receive" or "send"; a
-    ``fast`` one is over in the moment it begins."""
+    ``fast`` one is over in the moment it begins. A ``continuable`` one may be handed back; one with a ``ticket`` was."""
 
     request_id: str
     prompt: list[int]
@@ -29,7 +29,12 @@ class Order:
     priority: int
     arrival: float
     fast: bool = False
+    adapter: int = 0
+    session: str | None = None
     job_class: str | None = None
+    continuable: bool = False
+    seeded: bool = False
+    ticket: str | None = None
 
 
 class Output(Protocol):
@@ -43,12 +48,14 @@ class Output(Protocol):
 
 
 class Preemption(Protocol):
-    """``freed`` blocks became free at once; ``deferred``: others wait for a step in flight; ``reset``: by a reset."""
+    """``freed`` blocks became free at once; ``deferred``: others wait for a step in flight; ``reset``: by a reset;
+    ``alone``: no other request held KV."""
 
     request_id: str
     freed: int
     deferred: bool
     reset: bool
+    alone: bool
 
 
 class Report(Protocol):
@@ -60,10 +67,20 @@ class Report(Protocol):
     @property
     def admitted(self) -> dict[str, int]: ...
     @property
-    def blocks(self) -> dict[str, list[int]]: ...
+    def blocks(self) -> dict[str, tuple[list[int], ...]]:
+        """Of each KV cache group; 0 stands where a group needs no block."""
+        ...
+
+    @property
+    def zeroed(self) -> int: ...
     @property
     def counted(self) -> Sequence[str]:
         """The requests that entered the statistics of the prefix cache."""
+        ...
+
+    @property
+    def sampled(self) -> Sequence[str]:
+        """The requests for which the oldest step in flight sampled tokens."""
         ...
 
     @property
@@ -77,7 +94,20 @@ class Engine(Protocol):
 
     def add(self, order: Order) -> None: ...
     def abort(self, request_id: str) -> None: ...
-    def step(self) -> Report: ...
+    def step(self, throttled: bool = False) -> Report: ...
+    def tick(self, seconds: float) -> None: ...
+    def pause(self, state: str) -> None:
+        """UNPAUSED, PAUSED_NEW or PAUSED_ALL."""
+        ...
+
+    def crowd(self, running: int, kv_usage: float) -> None:
+        """Another data-parallel rank tells its load."""
+        ...
+
+    def silence(self, steps: int) -> None:
+        """For so many steps nobody hears which saves are done."""
+        ...
+
     def synchronise(self) -> None: ...
     def reset_prefix_cache(self, running: bool, connector: bool) -> bool: ...
     def squeeze(self, blocks: int) -> int: ...
@@ -91,6 +121,11 @@ class Engine(Protocol):
     def has_work(self) -> bool: ...
     @property
     def transfers(self) -> list[str]: ...
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """How many drafts were accepted and how many rejected so far."""
+        ...
+
     @property
     def num_running(self) -> int: ...
     @property
@@ -107,7 +142,7 @@ class Engine(Protocol):
         ...
 
     def orphans(self) -> list[str]: ...
-    def blocks_of(self, request_id: str) -> list[int]: ...
+    def blocks_of(self, request_id: str) -> tuple[list[int], ...]: ...
     def known_requests(self) -> list[str]: ...
     def bookkeeping(self) -> dict[str, Any]: ...
 

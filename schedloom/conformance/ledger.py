@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from schedloom.conformance.chain import Chain
 from schedloom.conformance.laboratory import Order, Output
+from schedloom.core.continuation import HandBack
 from schedloom.core.wire import REJECTION_PREFIX
 
 Accuse = Callable[[str, str], None]
@@ -18,7 +20,11 @@ ERROR = "error"
 
 @dataclass(slots=True)
 class Entry:
-    """One request. ``state`` is the model's state behind its last token, prompt or emitted."""
+    """One request. ``state`` is the model's state behind its last token, prompt or emitted.
+
+    ``name`` is the engine's for it now: what is handed back comes again under another. ``reset`` and ``alone`` are of
+    its last preemption; ``retells``: its next output begins with what its client has.
+    """
 
     order: Order
     state: int
@@ -30,6 +36,11 @@ class Entry:
     preempted: bool = False
     transfer_failed: bool = False
     overtaken: int = 0
+    name: str = ""
+    reset: bool = False
+    alone: bool = False
+    retells: bool = False
+    times_returned: int = 0
 
 
 class Ledger:
@@ -42,13 +53,25 @@ class Ledger:
         self.entries: dict[str, Entry] = {}
         self.open: dict[str, Entry] = {}
         self.rejections: dict[str, str] = {}
+        self.returned: list[tuple[Entry, HandBack]] = []
+        self.hand_backs: Counter[str] = Counter()
 
     def enter(self, order: Order) -> Entry:
-        state = self._chain.extend(self._chain.start, 0, order.prompt)
+        state = self._chain.extend(self._chain.start_of(order.salt, order.adapter), 0, order.prompt)
         limit = min(order.max_tokens, self._max_model_len - len(order.prompt))
-        entry = Entry(order, state, limit)
+        entry = Entry(order, state, limit, name=order.request_id)
         self.entries[order.request_id] = self.open[order.request_id] = entry
         return entry
+
+    def enter_again(self, entry: Entry, order: Order) -> None:
+        """``entry`` was handed back, and comes to the engine as ``order``."""
+        self.entries[order.request_id] = entry
+        entry.name, entry.retells = order.request_id, bool(entry.tokens)
+        entry.preempted = entry.held = False
+        entry.overtaken = 0
+        first = entry.order.request_id
+        entry.order = replace(entry.order, marked=False, arrival=order.arrival, transfer=order.transfer)
+        self.open[first] = self.open.pop(first)
 
     def close(self, entry: Entry, outcome: str) -> None:
         entry.outcome = outcome
@@ -56,14 +79,23 @@ class Ledger:
 
     def deliver(self, output: Output) -> None:
         entry = self.entries.get(output.request_id)
-        if entry is None or entry.outcome is not None:
-            ended = "never came" if entry is None else f"was {entry.outcome}"
+        if entry is None or entry.outcome is not None or entry.name != output.request_id:
+            ended = "never came" if entry is None else f"was {entry.outcome or 'handed back'}"
             return self._accuse("OUT-1", f"output for {output.request_id}, which {ended}")
-        for token in output.tokens:
+        for token in self._new_tokens(entry, output.tokens):
             self._take(entry, token, output.read if token is output.tokens[-1] else None)
         if output.finish_reason is not None:
             self._end(entry, output)
         return None
+
+    def _new_tokens(self, entry: Entry, tokens: list[int]) -> list[int]:
+        if not entry.retells or not tokens:
+            return tokens
+        entry.retells = False
+        known = len(entry.tokens)
+        if tokens[:known] != entry.tokens:
+            self._accuse("RET-2", f"{entry.name} did not tell again the {known} tokens that its client has")
+        return tokens[known:]
 
     def _take(self, entry: Entry, token: int, read: int | None) -> None:
         name = entry.order.request_id
@@ -99,6 +131,8 @@ class Ledger:
         stop_reason = output.stop_reason
         if isinstance(stop_reason, str) and stop_reason.startswith(REJECTION_PREFIX):
             self._end_rejected(entry, stop_reason.removeprefix(REJECTION_PREFIX))
+        elif handed := HandBack.read(stop_reason):
+            self._hand_back(entry, handed)
         elif output.finish_reason == ERROR:
             if not entry.transfer_failed:
                 self._accuse("OUT-1", f"{entry.order.request_id} ended in an error without a cause")
@@ -113,6 +147,26 @@ class Ledger:
         if reason != "length":
             self._accuse("OUT-1", f"{name} ended with {reason!r} instead of 'length'")
         self.close(entry, reason)
+
+    def _hand_back(self, entry: Entry, handed: HandBack) -> None:
+        order = entry.order
+        wrongs = {
+            "though nobody marked it": not order.continuable,
+            "though its tokens are drawn from a seed": order.seeded,
+            "without output": not entry.tokens,
+            "although no other held KV": entry.alone,
+            "by a reset": entry.reset,
+        }
+        for wrong in (what for what, is_so in wrongs.items() if is_so):
+            self._accuse("RET-1", f"{entry.name} was handed back {wrong}")
+        if list(handed.prompt) != order.prompt:
+            self._accuse("RET-2", f"the hand-back of {entry.name} names another prompt than its client's")
+        if list(handed.output) != entry.tokens:
+            lengths = f"{len(handed.output)} tokens where its client has {len(entry.tokens)}"
+            self._accuse("RET-2", f"the hand-back of {entry.name} names {lengths}")
+        entry.times_returned += 1
+        self.hand_backs[entry.name] += 1
+        self.returned.append((entry, handed))
 
     def _end_rejected(self, entry: Entry, reason: str) -> None:
         name = entry.order.request_id

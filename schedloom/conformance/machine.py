@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from schedloom.conformance import script
-from schedloom.conformance.bench import Bench
+from schedloom.conformance.applicability import hands_back
+from schedloom.conformance.bench import Bench, number_of
 from schedloom.conformance.cells import Cell
 from schedloom.conformance.laboratory import Laboratory
 from schedloom.conformance.trial import open_bench
@@ -47,13 +48,15 @@ def machine(laboratory: Laboratory, cells: list[Cell], faults: tuple[type, ...] 
                 salt=salt,
                 priority=data.draw(st.integers(0, 2), "priority") if cell.priority else 0,
                 fast=cell.receives and data.draw(st.booleans(), "fast"),
+                continuable=hands_back(cell) and data.draw(st.booleans(), "continuable"),
+                seeded=hands_back(cell) and data.draw(st.booleans(), "seeded"),
             )
             self.arrived += 1
             self.bench.do(act)
 
-        @rule(count=st.sampled_from([1, 1, 2, 5]))
-        def step(self, count: int) -> None:
-            self.bench.do(script.Step(count))
+        @rule(count=st.sampled_from([1, 1, 2, 5]), throttled=st.booleans())
+        def step(self, count: int, throttled: bool) -> None:
+            self.bench.do(script.Step(count, throttled))
 
         @precondition(lambda self: self.arrived)
         @rule(back=st.integers(1, 8), twice=st.booleans())
@@ -64,7 +67,7 @@ def machine(laboratory: Laboratory, cells: list[Cell], faults: tuple[type, ...] 
         @rule(place=st.integers(0, 7), failed=st.booleans())
         def settle(self, place: int, failed: bool) -> None:
             under_way = self.bench.engine.transfers
-            self.bench.do(script.Settle(int(under_way[place % len(under_way)][1:]), failed))
+            self.bench.do(script.Settle(number_of(under_way[place % len(under_way)]), failed))
 
         @rule(
             act=st.one_of(
@@ -72,6 +75,11 @@ def machine(laboratory: Laboratory, cells: list[Cell], faults: tuple[type, ...] 
                 st.just(script.Relax()),
                 st.just(script.Synchronise()),
                 st.builds(script.Reset, st.booleans(), st.booleans()),
+                st.builds(script.Pause, st.booleans()),
+                st.just(script.Resume()),
+                st.builds(script.Wait, st.sampled_from([0.5, 60.0])),
+                st.just(script.Lose()),
+                st.builds(script.Silence, st.sampled_from([1, 60])),
             )
         )
         def disturb(self, act: script.Act) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 
 from schedloom.conformance.cells import Cell
 from schedloom.conformance.laboratory import Engine, Report
@@ -28,14 +29,17 @@ class Oracles:
         self._accuse = accuse
         self.events: Counter[str] = Counter()
         self.salted = False
-        self._writers: dict[int, str | None] = {}
+        self._writers: dict[int, tuple[str | None, int]] = {}
         self._idle = 0
         self._steps = 0
 
-    def after_step(self, report: Report, squeezed: bool) -> None:
+    def after_step(self, report: Report, squeezed: bool, paused: str = "") -> None:
         self._budget(report)
+        self._axes(report)
         for preemption in report.preemptions:
             self._preempted(preemption.request_id, preemption.deferred, preemption.reset)
+        if paused:
+            self._at_rest(report, paused)
         if report.admitted:
             self._admitted(report)
         if self.salted:
@@ -44,7 +48,17 @@ class Oracles:
         self._steps += 1
         if self._steps % CENSUS_EVERY == 0 or not report.scheduled:
             self.count_blocks()
-        self._liveliness(report, squeezed)
+        self._liveliness(report, squeezed or bool(paused))
+
+    def _axes(self, report: Report) -> None:
+        """What an axis of the cell must bring about, or the axis tries nothing."""
+        self.events["zeroed"] += report.zeroed
+        if self._cell.drafts:
+            self.events["draft accepted"], self.events["draft rejected"] = self._engine.drafts
+        if self._cell.slides:
+            self.events["block behind the window"] += sum(
+                0 in table for request in report.scheduled for table in self._engine.blocks_of(request)
+            )
 
     def _budget(self, report: Report) -> None:
         total = sum(report.scheduled.values())
@@ -68,10 +82,14 @@ class Oracles:
             entry = self._ledger.entries[request_id]
             if request_id in report.admitted:
                 computed = report.admitted[request_id]
-                shared = report.blocks[request_id][: computed // self._cell.block_size]
-                self._joined(entry, computed, shared if self.salted else [])
+                self._joined(entry, computed, self._shared(report, request_id, computed) if self.salted else [])
             if self.salted and request_id in report.blocks:
                 self._note_writer(request_id, report.blocks[request_id])
+
+    def _shared(self, report: Report, request_id: str, computed: int) -> list[int]:
+        """The blocks that hold the tokens that a request joins with."""
+        pairs = zip(report.blocks[request_id], self._cell.groups, strict=True)
+        return [block for table, group in pairs for block in table[: computed // group.block_size] if block]
 
     def _joined(self, entry: Entry, computed: int, shared: list[int]) -> None:
         received = entry.order.transfer == "receive"
@@ -94,7 +112,8 @@ class Oracles:
         for other in self._ledger.open.values():
             if other.order.arrival >= entry.order.arrival:
                 break
-            if other.held or other.order.transfer == "receive":
+            # Adapters wait for a place in the batch, which vLLM gives to nobody in turn.
+            if other.held or other.order.transfer == "receive" or other.order.adapter:
                 continue
             other.overtaken += 1
             self.events["overtaken"] += 1
@@ -102,16 +121,17 @@ class Oracles:
                 self._accuse("FAIR-1", f"{other.order.request_id} was overtaken {other.overtaken} times")
 
     def _check_writers(self, entry: Entry, shared: list[int]) -> None:
-        salt = entry.order.salt
+        owner = _owner(entry)
         for block in shared:
-            if self._writers.get(block) != salt:
-                self._accuse("ISO-1", f"{entry.order.request_id} shares block {block} across cache salts")
-        self.events["salted hit"] += salt is not None
+            if self._writers.get(block) != owner:
+                self._accuse("ISO-1", f"{entry.order.request_id} shares block {block} across cache salts or adapters")
+        self.events["salted hit"] += entry.order.salt is not None
+        self.events["adapter hit"] += entry.order.adapter > 0
 
-    def _note_writer(self, request_id: str, blocks: list[int]) -> None:
-        salt = self._ledger.entries[request_id].order.salt
-        for block in blocks:
-            self._writers[block] = salt
+    def _note_writer(self, request_id: str, tables: tuple[list[int], ...]) -> None:
+        owner = _owner(self._ledger.entries[request_id])
+        for block in chain.from_iterable(tables):
+            self._writers[block] = owner
 
     def count_blocks(self) -> None:
         """Hold every block's reference count against those who own it."""
@@ -130,6 +150,15 @@ class Oracles:
         if lost:
             self._accuse("KV-2", f"{len(lost)} blocks are held for nobody, block {lost[0]} first")
 
+    def _at_rest(self, report: Report, paused: str) -> None:
+        self.events["paused"] += bool(self._ledger.open)
+        if paused == "PAUSED_ALL" and report.scheduled:
+            self._accuse("PAU-1", f"{next(iter(report.scheduled))} was scheduled while all was paused")
+        for name in report.admitted:
+            entry = self._ledger.entries[name]
+            if not entry.held and entry.order.transfer != "receive":
+                self._accuse("PAU-1", f"{name} was admitted while nobody new was to be")
+
     def _liveliness(self, report: Report, squeezed: bool) -> None:
         if report.scheduled or report.outputs or squeezed or not self._startable():
             self._idle = 0
@@ -141,3 +170,7 @@ class Oracles:
     def _startable(self) -> bool:
         """Whether some request waits for nothing but the scheduler: blocks that a transfer holds may be what lacks."""
         return bool(self._ledger.open) and not self._engine.transfers
+
+
+def _owner(entry: Entry) -> tuple[str | None, int]:
+    return entry.order.salt, entry.order.adapter

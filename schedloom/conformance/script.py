@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +12,8 @@ class Arrive:
 
     Its prompt is the first ``keep`` tokens of request ``parent``'s conversation, when there is one, and ``fresh``
     tokens of its own; the first ``head`` tokens are its own in any case. ``marked``: a local attempt, which may be
-    turned away. A ``fast`` transfer is over in the moment it begins.
+    turned away. A ``fast`` transfer is over in the moment it begins. ``continuable``: the router's mark of a request
+    that may be handed back, ``seeded`` or not.
     """
 
     number: int
@@ -27,11 +28,17 @@ class Arrive:
     head: int = 0
     job_class: str | None = None
     fast: bool = False
+    adapter: int = 0
+    continuable: bool = False
+    seeded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """``throttled``: prefill waits for another step, as data-parallel ranks have it to be in step with one another."""
+
     count: int = 1
+    throttled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,45 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """The scheduler is paused: for everybody, or for requests that hold no KV."""
+
+    new_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Time passes in which the engine makes no step."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Another data-parallel rank says how many requests it runs, and which share of its KV blocks is in use."""
+
+    running: int
+    kv_usage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lose:
+    """The far side is gone: every transfer that is under way fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """For so many steps nobody hears from the workers which saves are done. What they said is lost."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Synchronise:
     """The device catches up with all dispatched work."""
 
@@ -80,10 +126,11 @@ class Drain:
     """Every fault heals, and the engine runs until it is empty."""
 
 
-Act = Arrive | Step | Abort | Settle | Squeeze | Relax | Reset | Synchronise | Drain
-_ACTS: dict[str, type[Act]] = {
-    act.__name__.lower(): act for act in (Arrive, Step, Abort, Settle, Squeeze, Relax, Reset, Synchronise, Drain)
-}
+Act = (
+    Arrive | Step | Abort | Settle | Squeeze | Relax | Reset | Pause | Resume | Wait | Crowd | Lose | Silence
+    | Synchronise | Drain
+)  # fmt: skip
+_ACTS: dict[str, type[Act]] = {act.__name__.lower(): act for act in get_args(Act)}
 
 
 def to_plain(act: Act) -> dict[str, Any]:

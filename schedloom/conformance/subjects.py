@@ -10,35 +10,24 @@ from schedloom.core.composition import PolicyChoice, PolicySet, compose
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.hooks import hooks_of
 from schedloom.core.hookspecs import EngineHooks
+from schedloom.core.policy import Policy
 from schedloom.core.registry import Registry
 
-SMALL: dict[str, dict[str, Any]] = {
-    "append_prefill": {"min_reused_tokens": 8, "max_append_tokens": 24},
-    "batch_job_aware": {"max_active": 2, "max_wait_seconds": 20},
-    "offload_restore": {"min_saved_tokens": 4},
-    "short_request_first": {"short_tokens": 8, "max_wait_seconds": 20},
-    "tpot_guard": {"min_chunk_tokens": 4, "tpot_ms": 0.01},
-}
-"""Settings of the built-in policies under which sequences of at most 192 tokens meet both sides of every threshold.
 
-Any other policy says so itself, in a class attribute ``conformance_settings``.
-"""
-
-NEVER_REJECT = frozenset({"balance", "batch_job_aware", "phase_separation"})
-"""Built-in policies that answer admission questions and never reject.
-
-Any other policy says so itself, in a class attribute ``conformance_never_rejects``.
-"""
-
-
-def settings_of(name: str, registry: Registry) -> dict[str, Any]:
-    return SMALL.get(name) or dict(getattr(registry.load(name), "conformance_settings", {}))
+def reads_peers(names: Sequence[str]) -> bool:
+    """Whether some of these policies look at the load of other data-parallel ranks."""
+    return any(policy.reads_peers for policy in build(names).policies)
 
 
 def build(names: Sequence[str], registry: Registry | None = None) -> PolicySet:
     """The composition of ``names``, newly built. Raises ConfigurationError when it is refused."""
     registry = registry or _installed()
-    return compose([PolicyChoice(name=name, **settings_of(name, registry)) for name in names], registry)
+    return compose([PolicyChoice(name=name, **_settings(registry.load(name))) for name in names], registry)
+
+
+def _settings(policy: type[Policy]) -> dict[str, Any]:
+    chosen = policy.conformance_settings
+    return {} if chosen is None else chosen.model_dump(exclude_unset=True)
 
 
 def engine_policies(registry: Registry | None = None) -> list[str]:

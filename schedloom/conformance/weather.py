@@ -6,11 +6,15 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from schedloom.conformance import script
-from schedloom.conformance.bench import Bench, request_name
+from schedloom.conformance import applicability, script
+from schedloom.conformance.bench import Bench, number_of, request_name
 from schedloom.conformance.cells import Cell
+from schedloom.conformance.troubles import Troubles
 
 Transfer = Literal["", "receive", "send"]
+
+CONTINUABLE, SEEDED = 0.7, 0.15
+"""Shares of requests where some may be handed back: those that carry the mark, and those whose seed forbids it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,14 @@ class Forecast:
         self._rng = random.Random(seed)
         climate = list(CLIMATES)[seed % len(CLIMATES)]
         self.weather = Weather.of(self._rng, bench.cell, climate)
+        self._troubles = Troubles(bench, random.Random(~seed), climate)
         self._arrived = 0
         self._squeezed = False
+        self._hands_back = applicability.hands_back(bench.cell)
 
     def next(self) -> script.Act:
+        if trouble := self._troubles.next():
+            return trouble
         weather, rng = self.weather, self._rng
         open_requests = len(self._bench.ledger.open)
         if open_requests < weather.load and rng.random() < (weather.arrival if open_requests else 0.9):
@@ -88,10 +96,10 @@ class Forecast:
             return script.Reset(running=rng.random() < 0.6, connector=rng.random() < 0.5)
         if rng.random() < weather.settle and self._bench.engine.transfers:
             name = rng.choice(self._bench.engine.transfers)
-            return script.Settle(int(name[1:]), failed=rng.random() < weather.transfer_failure)
+            return script.Settle(number_of(name), failed=rng.random() < weather.transfer_failure)
         if rng.random() < weather.catch_up:
             return script.Synchronise()
-        return script.Step(rng.choice((1, 1, 1, 3, 8)))
+        return script.Step(rng.choice((1, 1, 1, 3, 8)), throttled=self._troubles.throttles())
 
     def _some_open(self) -> int:
         return int(self._rng.choice(list(self._bench.ledger.open))[1:])
@@ -126,6 +134,9 @@ class Forecast:
             head=rng.randrange(1, 2 * cell.block_size) if keep and rng.random() < 0.15 else 0,
             job_class="batch" if rng.random() < 0.3 else None,
             fast=rng.random() < weather.fast,
+            adapter=self._troubles.adapter() if weather.salts else 0,
+            continuable=self._hands_back and rng.random() < CONTINUABLE,
+            seeded=self._hands_back and rng.random() < SEEDED,
         )
 
     def _history(self, number: int) -> tuple[int | None, int]:

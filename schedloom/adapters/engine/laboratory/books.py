@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from vllm.v1.request import RequestStatus
@@ -27,8 +28,10 @@ class Books:
         return self.scheduler.kv_cache_manager.block_pool
 
     @property
-    def _tables(self) -> dict[str, list[Any]]:
-        return self.scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks  # type: ignore[no-any-return]
+    def _tables(self) -> list[dict[str, list[Any]]]:
+        """Of each KV cache group, the blocks of each request."""
+        managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        return [manager.req_to_blocks for manager in managers]
 
     @property
     def num_running(self) -> int:
@@ -50,8 +53,10 @@ class Books:
     def known_requests(self) -> list[str]:
         return list(self.scheduler.requests)
 
-    def blocks_of(self, request_id: str) -> list[int]:
-        return list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+    def blocks_of(self, request_id: str) -> tuple[list[int], ...]:
+        """Of each KV cache group, in the order of tokens; 0 stands where a group needs no block."""
+        blocks: tuple[list[int], ...] = self.scheduler.kv_cache_manager.get_block_ids(request_id)
+        return blocks
 
     def references(self) -> list[int]:
         """How many owners each block says it has; none for the null block, which may stand in any table."""
@@ -65,7 +70,8 @@ class Books:
         references = self.references()
         excess = references.copy()
         deferred = [blocks for _, blocks in self.scheduler.deferred_frees]
-        for blocks in (*self._tables.values(), *deferred, self.held, self.pins.pinned):
+        tables = chain.from_iterable(table.values() for table in self._tables)
+        for blocks in (*tables, *deferred, self.held, self.pins.pinned):
             for block in blocks:
                 excess[block.block_id] -= 1
         excess[self._pool.null_block.block_id] = 0
@@ -76,7 +82,8 @@ class Books:
     def orphans(self) -> list[str]:
         """Requests that own KV blocks and no longer exist."""
         requests = self.scheduler.requests
-        return [name for name, table in self._tables.items() if table and name not in requests]
+        owners = [name for table in self._tables for name, blocks in table.items() if blocks]
+        return [name for name in dict.fromkeys(owners) if name not in requests]
 
     def bookkeeping(self) -> dict[str, Any]:
         """What must be the same before a request came and after it was turned away."""

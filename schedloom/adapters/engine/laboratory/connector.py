@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
 from vllm.v1.request import RequestStatus
 
 from schedloom.adapters.engine.laboratory.fabric import Fabric, Transfer
@@ -28,7 +33,6 @@ class PullConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         number = vllm_config.kv_transfer_config.get_from_extra_config("fabric", None)
         self._fabric = Fabric.numbered(number)
-        self._block_size = vllm_config.cache_config.block_size
         self._asked: set[str] = set()
         self._begun: list[Transfer] = []
 
@@ -38,35 +42,37 @@ class PullConnector(KVConnectorBase_V1, SupportsHMA):
         parameters = request.kv_transfer_params or {}
         if not parameters.get("do_remote_prefill") or request.request_id in self._asked:
             return 0, False
-        count = request.num_prompt_tokens - num_computed_tokens
+        count = self._end_of(request) - num_computed_tokens
         return (count, True) if count > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens <= 0:
             return
         self._asked.add(request.request_id)
-        start = request.num_prompt_tokens - num_external_tokens
-        target = blocks.get_block_ids()[0][start // self._block_size :]
-        self._begun.append(Transfer(request.request_id, target, start, request.num_prompt_tokens, sending=False))
+        end = self._end_of(request)
+        start = end - num_external_tokens
+        self._begun.append(Transfer(request.request_id, blocks.get_block_ids(), start, end, sending=False))
+
+    def _end_of(self, request: Any) -> int:
+        end: int = request.num_prompt_tokens - self._fabric.withheld
+        return end
 
     def build_connector_meta(self, scheduler_output: Any) -> Begun:
         begun, self._begun = self._begun, []
         return Begun(begun)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._asked.discard(request.request_id)
-        parameters = request.kv_transfer_params or {}
-        if not parameters.get("do_remote_decode") or request.status != RequestStatus.FINISHED_LENGTH_CAPPED:
-            return False, None
-        end = request.num_prompt_tokens
-        blocks = block_ids[: -(-end // self._block_size)]
-        self._begun.append(Transfer(request.request_id, blocks, 0, end, sending=True))
-        return True, {"do_remote_prefill": True, "remote_block_ids": blocks}
+        return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished(request, block_ids[0])
+        self._asked.discard(request.request_id)
+        parameters = request.kv_transfer_params or {}
+        if not parameters.get("do_remote_decode") or request.status != RequestStatus.FINISHED_LENGTH_CAPPED:
+            return False, None
+        self._begun.append(Transfer(request.request_id, block_ids, 0, request.num_prompt_tokens, sending=True))
+        return True, {"do_remote_prefill": True, "remote_block_ids": block_ids}
 
     # Worker side
 
@@ -84,8 +90,10 @@ class PullConnector(KVConnectorBase_V1, SupportsHMA):
         pass
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        sent, received = self._fabric.take_finished()
-        return sent or None, received or None
+        raise NotImplementedError("vLLM asks for all results together")
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        return KVConnectorTransferResults(*self._fabric.take_finished())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._fabric.take_lost_blocks()
@@ -97,11 +105,13 @@ class IdleConnector(PullConnector):
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         return 0, False
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         return False, None
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return None, None
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        return KVConnectorTransferResults()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,20 +13,26 @@ import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from schedloom.adapters.engine.laboratory import setup
 from schedloom.adapters.engine.laboratory.books import Books
 from schedloom.adapters.engine.laboratory.decisions import DecisionTap
+from schedloom.adapters.engine.laboratory.drafting import Drafting, DraftPlan
 from schedloom.adapters.engine.laboratory.fabric import Fabric
 from schedloom.adapters.engine.laboratory.probe import Preemption, Probe
 from schedloom.adapters.engine.laboratory.protocols import RunnerV1, RunnerV2
+from schedloom.adapters.engine.laboratory.ranks import Ranks
 from schedloom.adapters.engine.laboratory.runner import Plan, Runner
 from schedloom.adapters.engine.laboratory.store import Arithmetic, Store
+from schedloom.adapters.engine.parts.recovery import preemption_stores
+from schedloom.core.continuation import CONTINUABLE_KEY, RESUME_KEY, Ticket
 from schedloom.core.wire import JOB_CLASS_KEY, LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
 
 RUNNERS = {"v1": RunnerV1, "v2": RunnerV2}
@@ -48,17 +54,20 @@ class Report:
     """One step.
 
     ``scheduled`` counts tokens; ``admitted`` maps a request that (re)joins to its tokens already computed; ``blocks``
-    are those that each request was given, by (re)joining, as it grew or for a transfer; ``counted`` are the requests
-    that entered the statistics of the prefix cache; ``outputs`` is what came out of the oldest step in flight, or None
-    when none was finished.
+    are those that each request was given of each KV cache group, by (re)joining, as it grew or for a transfer;
+    ``zeroed`` counts blocks; ``counted`` are the requests that entered the statistics of the prefix cache; ``outputs``
+    is what came out of the oldest step in flight, or None when none was finished; ``sampled`` those for whom it
+    sampled.
     """
 
     scheduled: dict[str, int] = field(default_factory=dict)
     admitted: dict[str, int] = field(default_factory=dict)
-    blocks: dict[str, list[int]] = field(default_factory=dict)
+    blocks: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
     outputs: list[Output] | None = None
+    sampled: list[str] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
+    zeroed: int = 0
 
 
 class Engine(Books):
@@ -70,33 +79,45 @@ class Engine(Books):
     def __init__(self, cell: Any, chain: Any, policies: Any, faults: Iterable[type] = ()) -> None:
         init_none_hash(sha256)
         arithmetic = Arithmetic(chain, cell.max_model_len)
-        self.store = Store(cell.num_blocks, cell.block_size, cell.seed)
-        self.fabric = Fabric(self.store, arithmetic, chain.start)
+        self.store = Store(cell.num_blocks, max(group.block_size for group in cell.groups), cell.seed)
+        self.fabric = Fabric(self.store, arithmetic, cell)
         config = setup.vllm_config(cell, self.fabric.number)
         super().__init__(setup.make_scheduler(_class(cell, config, policies, faults), cell, config))
         self.scheduler.watch()
         self._clock = 0.0
         if policies is not None:
             self.scheduler.view.clock = lambda: self._clock
-        runner = type("Runner", (*of_target(faults, "runner"), RUNNERS[cell.runner]), {})
-        self.runner: Runner = runner(self.store, arithmetic, cell.max_num_seqs, cell.asynchronous)
+        drafting = (Drafting,) if cell.drafts else ()
+        runner = type("Runner", (*of_target(faults, "runner"), *drafting, RUNNERS[cell.runner]), {})
+        self.runner: Runner = runner(self.store, arithmetic, cell)
+        self.runner.starts = self.fabric.starts
+        self.ranks = Ranks(self.scheduler, lambda: self._clock) if policies is not None else None
+        for store in preemption_stores(self.scheduler.connector):
+            store._scheduler._clock = lambda: self._clock
+        self._silence = 0
+        self._chain = chain
         self.depth = 2 if cell.asynchronous else 1
         self.decisions = DecisionTap()
         self._worker: Any = self._worker_connector(config) if cell.connects else None
         # Copies to and from the host are ordered after the device's work; what comes over a network is not.
         self._ordered_copies = bool(cell.offload)
         self.runner.handle_preemptions = self._handle_preemptions
-        self._hasher = get_request_block_hasher(cell.block_size, sha256)
+        self._hasher = get_request_block_hasher(setup.block_sizes(cell)[1], sha256)
         self._in_flight: deque[tuple[Any, Plan, Any]] = deque()
+        self._retold: dict[str, int] = {}
 
     def _worker_connector(self, config: Any) -> Any:
         worker = KVConnectorFactory.create_connector(
             config=config, role=KVConnectorRole.WORKER, kv_cache_config=self.scheduler.kv_cache_config
         )
-        worker.register_kv_caches({"layer": torch.from_numpy(self.store.slots.view(np.int64))})
+        memory = torch.from_numpy(self.store.slots.view(np.int64))
+        names = map(setup.layer_name, range(len(self.scheduler.kv_cache_config.kv_cache_groups)))
+        worker.register_kv_caches(dict.fromkeys(names, memory))
         return worker
 
     def close(self) -> None:
+        if self.ranks is not None:
+            self.ranks.close()
         self.fabric.close()
         self.decisions.close()
 
@@ -107,6 +128,7 @@ class Engine(Books):
         extra: dict[str, Any] = {}
         if order.marked:
             extra[LOCAL_ATTEMPT_KEY] = PROTOCOL_VERSION
+        told = self._mark_continuable(order, extra)
         if order.transfer == "receive":
             extra["kv_transfer_params"] = {"do_remote_prefill": True}
         if order.job_class is not None:
@@ -116,28 +138,67 @@ class Engine(Books):
         if order.fast:
             self.fabric.fast.add(order.request_id)
         if order.transfer:
-            self.fabric.prompts[order.request_id] = order.prompt
-        sampling = SamplingParams(ignore_eos=True, max_tokens=order.max_tokens, temperature=0, extra_args=extra or None)
+            self.fabric.prompts[order.request_id] = [*order.prompt, *told]
+        self.fabric.starts[order.request_id] = self._chain.start_of(order.salt, order.adapter)
+        sampling = SamplingParams(
+            ignore_eos=True,
+            max_tokens=order.max_tokens,
+            temperature=0,
+            seed=7 if order.seeded else None,
+            extra_args=extra or None,
+        )
         request = Request(
             request_id=order.request_id,
             prompt_token_ids=list(order.prompt),
             sampling_params=sampling,
             pooling_params=None,
             cache_salt=order.salt,
+            lora_request=_adapter(order.adapter) if order.adapter else None,
+            session_id=order.session,
             priority=order.priority,
             arrival_time=order.arrival,
             block_hasher=self._hasher,
         )
         self.scheduler.add_request(request)
 
+    def _mark_continuable(self, order: Any, extra: dict[str, Any]) -> Sequence[int]:
+        """Put the router's marks into ``extra``, and return what the request will tell again."""
+        if order.continuable:
+            extra[CONTINUABLE_KEY] = PROTOCOL_VERSION
+        if order.ticket is None:
+            return ()
+        extra[RESUME_KEY] = order.ticket
+        told = Ticket.read(order.ticket).output
+        self._retold[order.request_id] = len(told)
+        return told
+
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
-    def step(self) -> Report:
+    def tick(self, seconds: float) -> None:
+        """Time passes."""
+        self._clock += seconds
+
+    def pause(self, state: str) -> None:
+        """``state`` is a name of vLLM's PauseState."""
+        self.scheduler.set_pause_state(PauseState[state])
+
+    def crowd(self, running: int, kv_usage: float) -> None:
+        """Another data-parallel rank tells its load, where somebody listens."""
+        if self.ranks is not None:
+            self.ranks.tell(running, kv_usage)
+
+    def silence(self, steps: int) -> None:
+        """For so many steps nobody hears from the workers which saves are done."""
+        self._silence = steps
+
+    def step(self, throttled: bool = False) -> Report:
         """Dispatch a step if there is anything to do, and finish the oldest one in flight when the queue is full."""
-        report = self._dispatch() if self.scheduler.has_requests() else Report()
+        report = self._dispatch(throttled) if self.scheduler.has_requests() else Report()
         if self._in_flight and (len(self._in_flight) >= self.depth or not report.scheduled):
-            report.outputs = self._finish(*self._in_flight.popleft())
+            output, plan, transferred = self._in_flight.popleft()
+            report.sampled = plan.sampling_ids
+            report.outputs = self._finish(output, plan, transferred)
         report.preemptions, self.scheduler.preemptions = self.scheduler.preemptions, []
         report.counted, self.scheduler.counted = self.scheduler.counted, []
         return report
@@ -163,16 +224,16 @@ class Engine(Books):
     def settle(self, request_id: str, failed: bool) -> str | None:
         """End a transfer. A word on what is wrong with where its KV went or came from, or None."""
         transfer = self.fabric.under_way[request_id]
-        owned = set(self.blocks_of(request_id)) if request_id in self.scheduler.requests else set()
-        if not owned.issuperset(transfer.blocks):
+        tables = self.blocks_of(request_id) if request_id in self.scheduler.requests else ()
+        if not set().union(*tables).issuperset(self.fabric.blocks_of(transfer)):
             return "blocks of its transfer went to somebody else before it was over"
         self.fabric.settle(request_id, failed)
         return "its KV was overwritten before it was sent" if request_id in self.fabric.corrupt else None
 
     # One step
 
-    def _dispatch(self) -> Report:
-        output = self.scheduler.schedule()
+    def _dispatch(self, throttled: bool) -> Report:
+        output = self.scheduler.schedule(throttled)
         worker = self._worker
         if worker is not None:
             worker.bind_connector_metadata(output.kv_connector_metadata)
@@ -200,10 +261,16 @@ class Engine(Books):
             finished_recving=results.finished_recving,
             failed_recving=results.failed_recving,
             invalid_block_ids=self._worker.get_block_ids_with_load_errors(),
-            kv_connector_worker_meta=self._worker.build_connector_worker_meta(),
+            kv_connector_worker_meta=self._reported(self._worker.build_connector_worker_meta()),
         )
         self._worker.clear_connector_metadata()
         return output
+
+    def _reported(self, report: Any) -> Any:
+        if not self._silence:
+            return report
+        self._silence -= 1
+        return None
 
     def _finish(self, output: Any, plan: Plan, transferred: Any) -> list[Output]:
         self.runner.synchronise(plan)
@@ -212,25 +279,38 @@ class Engine(Books):
         result = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: place for place, name in enumerate(names)},
-            sampled_token_ids=[[sampled[name]] if name in sampled else [] for name in names],
+            sampled_token_ids=[sampled.get(name, []) for name in names],
             pooler_output=[],
             kv_connector_output=transferred,
         )
         reads = dict(zip(plan.sampling_ids, plan.reads, strict=True))
         clients = self.scheduler.update_from_output(output, result)
+        if isinstance(plan, DraftPlan) and self.depth == 1:
+            drafts = [plan.proposed.get(name, []) for name in names]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
         return [
             Output(
                 out.request_id,
                 out.new_token_ids,
                 None if out.finish_reason is None else str(out.finish_reason),
                 out.stop_reason,
-                reads.get(out.request_id),
+                self._last_read(out, reads),
             )
             for client in clients.values()
             for out in client.outputs
         ]
 
+    def _last_read(self, out: Any, reads: dict[str, list[int]]) -> int | None:
+        """The state behind the last of its new tokens, those aside that it tells again."""
+        new = len(out.new_token_ids) - (self._retold.pop(out.request_id, 0) if out.new_token_ids else 0)
+        return reads[out.request_id][new - 1] if new > 0 else None
+
     # What can be seen of it
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """How many were accepted and how many rejected so far."""
+        return (self.runner.accepted, self.runner.rejected) if isinstance(self.runner, Drafting) else (0, 0)
 
     @property
     def has_work(self) -> bool:
@@ -247,17 +327,21 @@ class Engine(Books):
         return taken
 
 
+def _adapter(number: int) -> LoRARequest:
+    return LoRARequest(lora_name=f"adapter {number}", lora_int_id=number, lora_path=f"/adapters/{number}")
+
+
 def _report(output: Any) -> Report:
-    report = Report(output.num_scheduled_tokens)
+    report = Report(output.num_scheduled_tokens, zeroed=len(output.new_block_ids_to_zero or ()))
     for new in output.scheduled_new_reqs:
         report.admitted[new.req_id] = new.num_computed_tokens
-        report.blocks[new.req_id] = new.block_ids[0]
+        report.blocks[new.req_id] = new.block_ids
     cached = output.scheduled_cached_reqs
     for request_id, blocks, computed in zip(
         cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
     ):
         if blocks is not None:
-            report.blocks[request_id] = blocks[0]
+            report.blocks[request_id] = blocks
         if request_id in cached.resumed_req_ids:
             report.admitted[request_id] = computed
     return report

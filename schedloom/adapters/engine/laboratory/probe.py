@@ -9,12 +9,13 @@ from typing import Any
 @dataclass(slots=True)
 class Preemption:
     """``freed`` counts the blocks that were free after it and not before; ``deferred`` tells that others became free
-    only after a step in flight; ``reset`` tells that the cache was reset."""
+    only after a step in flight; ``reset`` tells that the cache was reset, ``alone`` that no other request held KV."""
 
     request_id: str
     freed: int
     deferred: bool
     reset: bool
+    alone: bool
 
 
 class Probe:
@@ -38,10 +39,11 @@ class Probe:
     def _preempt_request(self, request: Any, *arguments: Any, **keywords: Any) -> Any:
         pool = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
         before, deferred = pool.get_num_free_blocks(), len(self.deferred_frees)  # type: ignore[attr-defined]
+        alone = not (self.running or self.kv_holding_waiting)  # type: ignore[attr-defined]
         result = super()._preempt_request(request, *arguments, **keywords)  # type: ignore[misc]
         freed = pool.get_num_free_blocks() - before
         fenced = len(self.deferred_frees) > deferred  # type: ignore[attr-defined]
-        self.preemptions.append(Preemption(request.request_id, freed, fenced, self.resetting))
+        self.preemptions.append(Preemption(request.request_id, freed, fenced, self.resetting, alone))
         return result
 
     def reset_prefix_cache(self, *arguments: Any, **keywords: Any) -> Any:

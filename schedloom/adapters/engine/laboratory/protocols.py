@@ -29,7 +29,7 @@ class RunnerV1(Runner):
         for new in output.scheduled_new_reqs:
             row = self._new_row(new.req_id, len(new.prompt_token_ids), new.prompt_token_ids)
             row.computed = new.num_computed_tokens
-            self._set_blocks(row, new.block_ids[0])
+            self._set_blocks(row, new.block_ids)
         for place, request_id in enumerate(cached.req_ids):
             self._update_cached(request_id, place, cached)
         self._batch = set(output.num_scheduled_tokens)
@@ -40,9 +40,9 @@ class RunnerV1(Runner):
         if request_id not in self._batch:
             row = self._rejoin(request_id, row, cached.num_output_tokens[place], cached)
         if request_id in cached.resumed_req_ids:
-            self._set_blocks(row, blocks[0])
+            self._set_blocks(row, blocks)
         elif blocks is not None:
-            self._append_blocks(row, blocks[0])
+            self._append_blocks(row, blocks)
         row.computed = cached.num_computed_tokens[place]
 
     def _rejoin(self, request_id: str, old: Row, num_output_tokens: int, cached: Any) -> Row:
@@ -51,7 +51,7 @@ class RunnerV1(Runner):
         tokens = self._tokens[old.index, :length].tolist()
         if self.asynchronous and num_output_tokens:
             tokens[old.num_prompt_tokens :] = cached.all_token_ids[request_id][-num_output_tokens:]
-        table = self._tables[old.index, : old.num_blocks].tolist()
+        table = self._blocks_of(old)
         self._retire(request_id)
         row = self._new_row(request_id, old.num_prompt_tokens, tokens)
         self._set_blocks(row, table)
@@ -72,12 +72,12 @@ class RunnerV2(Runner):
             self._retire(new.req_id)
             row = self._new_row(new.req_id, len(new.prompt_token_ids), new.prefill_token_ids)
             row.computed = new.num_computed_tokens
-            self._set_blocks(row, new.block_ids[0])
+            self._set_blocks(row, new.block_ids)
         cached = output.scheduled_cached_reqs
         for place, request_id in enumerate(cached.req_ids):
             row = self.rows[request_id]
             row.computed = cached.num_computed_tokens[place]
             if cached.new_block_ids[place] is not None:
-                self._append_blocks(row, cached.new_block_ids[place][0])
+                self._append_blocks(row, cached.new_block_ids[place])
         self._prepare_blocks(output)
         self.handle_preemptions(output)

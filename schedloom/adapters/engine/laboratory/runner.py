@@ -8,12 +8,13 @@ dispatched; the device side is a queue of work that runs, in order, when the dev
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from schedloom.adapters.engine.laboratory.layers import Known, build_layers, read_all
 from schedloom.adapters.engine.laboratory.store import Arithmetic, Numbers, Store, Words
 
 SPARE_ROWS = 3
@@ -27,26 +28,28 @@ class ProtocolError(Exception):
 @dataclass(slots=True)
 class Row:
     """One request in the batch. ``length`` counts the tokens it will have when all dispatched work is done;
-    ``written`` is how far its KV will then be written by this runner, or -1 when it must be read first."""
+    ``written`` is how far its KV will then be written by this runner, or -1 when it must be read first;
+    ``num_blocks`` counts the blocks in its table of each KV cache group."""
 
     index: int
     num_prompt_tokens: int
     length: int
-    num_blocks: int = 0
+    num_blocks: list[int]
     computed: int = 0
     written: int = -1
 
 
 @dataclass(slots=True)
 class Plan:
-    """The device side of one step: which rows compute which tokens, and which sample."""
+    """The device side of one step: which rows compute which tokens, and which sample. For each that samples there are
+    the tokens ``sampled``, and in ``reads`` the state that was read for each of them."""
 
     request_ids: list[str] = field(default_factory=list)
     steady: list[tuple[int, int]] = field(default_factory=list)
     runs: list[tuple[int, int, int, bool]] = field(default_factory=list)
     samples: list[tuple[int, int]] = field(default_factory=list)
-    sampled: list[int] = field(default_factory=list)
-    reads: list[int] = field(default_factory=list)
+    sampled: list[list[int]] = field(default_factory=list)
+    reads: list[list[int]] = field(default_factory=list)
     sampling_ids: list[str] = field(default_factory=list)
     done: bool = False
 
@@ -54,17 +57,20 @@ class Plan:
 class Runner:
     """What both protocols share. ``_update`` is the protocol: it brings the rows in line with a scheduler's output."""
 
-    def __init__(self, store: Store, arithmetic: Arithmetic, max_sequences: int, asynchronous: bool) -> None:
+    def __init__(self, store: Store, arithmetic: Arithmetic, cell: Any) -> None:
         self.store = store
         self.arithmetic = arithmetic
-        self.asynchronous = asynchronous
+        self.asynchronous = cell.asynchronous
         limit = len(arithmetic.weights)
-        num_rows = SPARE_ROWS * max_sequences + 1
+        num_rows = SPARE_ROWS * cell.max_num_seqs + 1
         self.rows: dict[str, Row] = {}
         self._free = list(range(num_rows))
-        self._tables: Numbers = np.zeros((num_rows, -(-limit // store.block_size)), np.int64)
+        self.layers = build_layers(cell.groups, store, arithmetic, num_rows)
         self._tokens: Words = np.zeros((num_rows, limit + 1), np.uint64)
         self._states: Words = np.zeros(num_rows, np.uint64)
+        self._starts: Words = np.zeros(num_rows, np.uint64)
+        self._known = Known(self._tokens, self._starts)
+        self.starts: dict[str, int] = {}
         self._device: deque[Callable[[], None]] = deque()
         self.handle_preemptions: Callable[[Any], None] = lambda output: None
 
@@ -74,7 +80,7 @@ class Runner:
         """Take a scheduler's output over. Raises ProtocolError when it makes no sense to a runner."""
         try:
             self._update(output)
-            plan = self._plan(output.num_scheduled_tokens)
+            plan = self._plan(output)
         except (KeyError, IndexError) as error:
             raise ProtocolError(f"{type(error).__name__}: {error}") from error
         self._device.append(lambda: self._forward(plan))
@@ -83,9 +89,9 @@ class Runner:
     def _update(self, output: Any) -> None:
         raise NotImplementedError
 
-    def _plan(self, scheduled: dict[str, int]) -> Plan:
-        plan = Plan(list(scheduled))
-        for request_id, count in scheduled.items():
+    def _plan(self, output: Any) -> Plan:
+        plan = Plan(list(output.num_scheduled_tokens))
+        for request_id, count in output.num_scheduled_tokens.items():
             row = self.rows[request_id]
             start, end = row.computed, row.computed + count
             if count == 1 and row.written == start:
@@ -104,21 +110,27 @@ class Runner:
     def _new_row(self, request_id: str, num_prompt_tokens: int, tokens: list[int]) -> Row:
         if not self._free:
             self.synchronise()
-        row = Row(self._free.pop(), num_prompt_tokens, len(tokens))
+        row = Row(self._free.pop(), num_prompt_tokens, len(tokens), [0] * len(self.layers))
         self._tokens[row.index, : row.length] = tokens
+        self._starts[row.index] = self.starts.get(request_id, self.arithmetic.start[0])
         self.rows[request_id] = row
         return row
 
-    def _set_blocks(self, row: Row, blocks: Iterable[int]) -> None:
-        self._tables[row.index] = 0
-        row.num_blocks = 0
+    def _set_blocks(self, row: Row, blocks: Iterable[Sequence[int]]) -> None:
+        for layers in self.layers:
+            layers.tables[row.index] = 0
+        row.num_blocks = [0] * len(self.layers)
         self._append_blocks(row, blocks)
 
-    def _append_blocks(self, row: Row, blocks: Iterable[int]) -> None:
-        added = list(blocks)
-        end = row.num_blocks + len(added)
-        self._tables[row.index, row.num_blocks : end] = added
-        row.num_blocks = end
+    def _append_blocks(self, row: Row, blocks: Iterable[Sequence[int]]) -> None:
+        for group, (layers, added) in enumerate(zip(self.layers, blocks, strict=True)):
+            end = row.num_blocks[group] + len(added)
+            layers.tables[row.index, row.num_blocks[group] : end] = added
+            row.num_blocks[group] = end
+
+    def _blocks_of(self, row: Row) -> list[list[int]]:
+        pairs = zip(self.layers, row.num_blocks, strict=True)
+        return [layers.tables[row.index, :count].tolist() for layers, count in pairs]
 
     def _retire(self, request_id: str) -> None:
         row = self.rows.pop(request_id, None)
@@ -153,30 +165,25 @@ class Runner:
         rows, starts = steady[:, 0], steady[:, 1]
         states = self._states[rows]
         records = self.arithmetic.records(states, self._tokens[rows, starts])
-        self._write(rows, starts, records)
         self._states[rows] = states + self.arithmetic.weights[starts] * records
+        for layers in self.layers:
+            layers.write(rows, starts, records, self._states[rows])
 
     def _compute_run(self, row: int, start: int, end: int, read: bool) -> None:
-        state = self._read(np.array([row]), np.array([start])) if read else self._states[row : row + 1]
+        state = self._read(np.array([row]), np.array([start]), next_token=True) if read else self._states[row : row + 1]
         records, after = self.arithmetic.run(state, start, self._tokens[row, start:end])
         positions = self.arithmetic.positions[start:end]
-        self._write(np.broadcast_to(row, positions.shape), positions, records)
-        self._states[row] = after[0]
+        for layers in self.layers:
+            layers.write(np.broadcast_to(row, positions.shape), positions, records, after)
+        self._states[row] = after[-1]
 
     def _sample(self, plan: Plan, samples: Numbers) -> None:
         rows, ends = samples[:, 0], samples[:, 1]
         reads = self._read(rows, ends)
         tokens = self.arithmetic.next_tokens(reads)
         self._tokens[rows, ends] = tokens
-        plan.sampled, plan.reads = tokens.tolist(), reads.tolist()
+        plan.sampled = [[token] for token in tokens.tolist()]
+        plan.reads = [[read] for read in reads.tolist()]
 
-    def _write(self, rows: Numbers, positions: Numbers, records: Words) -> None:
-        block, offset = np.divmod(positions, self.store.block_size)
-        self.store.slots[self._tables[rows, block], offset] = records
-
-    def _read(self, rows: Numbers, lengths: Numbers) -> Words:
-        width = -(-int(lengths.max()) // self.store.block_size)
-        records = self.store.slots[self._tables[rows, :width]].reshape(len(rows), -1)
-        if width * self.store.block_size > len(self.arithmetic.weights):
-            records = records[:, : len(self.arithmetic.weights)]
-        return self.arithmetic.fold(records, lengths)
+    def _read(self, rows: Numbers, lengths: Numbers, next_token: bool = False) -> Words:
+        return read_all(self.layers, rows, lengths, self._known, next_token)

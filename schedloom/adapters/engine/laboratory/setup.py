@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -14,16 +15,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    LoRAConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.structured_output import StructuredOutputManager
+
+from schedloom.adapters.engine.laboratory.drafting import NUM_DRAFTS
 
 CONNECTOR_MODULE = "schedloom.adapters.engine.laboratory.connector"
 OFFLOAD_MODULE = "schedloom.adapters.engine.offload.connector"
 HOST_BYTES = 64 * 1024
 """Host memory for preempted requests: sometimes too little."""
+
+SAVE_TIMEOUT_SECONDS = 2.0
+"""How long the laboratory's own clock runs before a save that was never reported is given up."""
+
+MAX_ADAPTERS = 2
+"""Adapters whose requests may share a batch: fewer than there are."""
 
 KV_ROLES = {"consumer": "kv_consumer", "producer": "kv_producer", "both": "kv_both"}
 
@@ -76,7 +94,27 @@ def vllm_config(cell: Any, fabric: int) -> VllmConfig:
         )
     # vLLM's CPU platform turns asynchronous scheduling off, because its own runner has none.
     config.scheduler_config.async_scheduling = cell.asynchronous
+    config.lora_config = LoRAConfig(max_loras=MAX_ADAPTERS)
+    if cell.drafts:
+        config.speculative_config = _speculation(cell, config)
     return config
+
+
+def _speculation(cell: Any, config: VllmConfig) -> SpeculativeConfig:
+    """Set when all else is checked: a drafter that looks ahead would want a model of its own."""
+    drafts = SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=NUM_DRAFTS,
+        prompt_lookup_max=4,
+        prompt_lookup_min=2,
+        target_model_config=config.model_config,
+        target_parallel_config=config.parallel_config,
+    )
+    drafts.method = "eagle" if cell.variant == "eagle" else "ngram_gpu" if cell.asynchronous else "ngram"
+    return drafts
+
+
+_OFFLOAD = {"host_bytes": HOST_BYTES, "save_timeout_seconds": SAVE_TIMEOUT_SECONDS}
 
 
 def _transfer(cell: Any, fabric: int) -> KVTransferConfig | None:
@@ -88,7 +126,7 @@ def _transfer(cell: Any, fabric: int) -> KVTransferConfig | None:
     }
     children = [_child("PullConnector", CONNECTOR_MODULE, {"fabric": fabric})] if cell.role != "none" else []
     if cell.offload:
-        children.insert(0, _child("PreemptOffloadConnector", OFFLOAD_MODULE, {"host_bytes": HOST_BYTES}))
+        children.insert(0, _child("PreemptOffloadConnector", OFFLOAD_MODULE, _OFFLOAD))
     if not cell.multi_connector:
         return KVTransferConfig(**children[0], **common)
     if len(children) == 1:
@@ -120,24 +158,46 @@ def stock_class(cell: Any) -> type[Any]:
     return AsyncScheduler if cell.asynchronous else Scheduler  # type: ignore[no-any-return]
 
 
+class ZeroedKVCacheConfig(KVCacheConfig):
+    """Says what a cache with Mamba layers says; the order of zeroing and saving is what such a layer would expose."""
+
+    needs_kv_cache_zeroing = True
+
+
 def kv_cache_config(cell: Any) -> KVCacheConfig:
+    groups = [KVCacheGroupSpec([layer_name(number)], _spec(group)) for number, group in enumerate(cell.groups)]
+    config = ZeroedKVCacheConfig if cell.zeroing else KVCacheConfig
+    return config(num_blocks=cell.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def layer_name(group: int) -> str:
+    return f"layer {group}"
+
+
+def _spec(group: Any) -> FullAttentionSpec | SlidingWindowSpec:
     # One float each for K and V: eight bytes a token, which is one record.
-    spec = FullAttentionSpec(block_size=cell.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    groups = [KVCacheGroupSpec(["layer"], spec)]
-    return KVCacheConfig(num_blocks=cell.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    shape = {"block_size": group.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    if group.window is None:
+        return FullAttentionSpec(**shape)
+    return SlidingWindowSpec(**shape, sliding_window=group.window)
+
+
+def block_sizes(cell: Any) -> tuple[int, int]:
+    """What the scheduler aligns to, and what is hashed, in tokens: as vLLM's engine core works them out."""
+    sizes = [group.block_size for group in cell.groups]
+    aligned = math.lcm(*sizes)
+    return aligned, math.gcd(*sizes) if cell.prefix_caching or cell.connects else aligned
 
 
 def make_scheduler(scheduler: Any, cell: Any, config: VllmConfig) -> Any:
     config.cache_config.num_gpu_blocks = cell.num_blocks
+    block_size, hash_block_size = block_sizes(cell)
     with _runner_version(cell.runner):
-        made = scheduler(
+        return scheduler(
             vllm_config=config,
             kv_cache_config=kv_cache_config(cell),
             structured_output_manager=StructuredOutputManager(config),
-            block_size=cell.block_size,
-            hash_block_size=cell.block_size,
+            block_size=block_size,
+            hash_block_size=hash_block_size,
             log_stats=True,
         )
-    # Full attention alone does not ask for it; the order of zeroing and saving is what a Mamba layer would expose.
-    made.needs_kv_cache_zeroing = cell.zeroing
-    return made

@@ -30,7 +30,7 @@ class Arithmetic:
         self._products: Words = np.array(products, np.uint64)
         self._inverses: Words = np.array(inverses, np.uint64)
         self._terms: Words = np.array(terms, np.uint64)
-        self._start, self._scale, self._shift = (
+        self.start, self._scale, self._shift = (
             np.array([value], np.uint64) for value in (chain.start, chain.scale, chain.shift)
         )
         self._mixers = [(np.uint64(distance), np.uint64(factor)) for distance, factor in chain.mixers]
@@ -42,20 +42,25 @@ class Arithmetic:
         records: Words = self._scale * states + self._shift * tokens
         return records
 
+    def after(self, states: Words, positions: Numbers, tokens: Words) -> Words:
+        """The state after each token, given the state before it."""
+        following: Words = states + self.weights[positions] * self.records(states, tokens)
+        return following
+
     def run(self, state: Words, position: int, tokens: Words) -> tuple[Words, Words]:
-        """The records of a run of ``tokens`` that starts at ``position``, and the state after it (an array of one)."""
+        """The records of a run of ``tokens`` that starts at ``position``, and the state after each of them."""
         end = position + len(tokens)
         sums = np.cumsum(self._terms[position:end] * tokens) + self._inverses[position] * state
         after = self._products[position + 1 : end + 1] * sums
         before = np.concatenate((state, after[:-1]))
-        return self.records(before, tokens), after[-1:]
+        return self.records(before, tokens), after
 
-    def fold(self, records: Words, lengths: Numbers) -> Words:
-        """The states that come of reading ``lengths[i]`` records of row ``i`` of ``records``."""
+    def fold(self, records: Words, lengths: Numbers, starts: Words | None = None) -> Words:
+        """The states that come of reading ``lengths[i]`` records of row ``i`` of ``records``, from ``starts[i]`` on."""
         width = records.shape[1]
         read = self.positions[:width] < lengths[:, None]
         weighted = records * (self.weights[:width] * read)
-        states: Words = weighted.sum(axis=1, dtype=np.uint64) + self._start
+        states: Words = weighted.sum(axis=1, dtype=np.uint64) + (self.start if starts is None else starts)
         return states
 
     def next_tokens(self, states: Words) -> Words:
@@ -67,12 +72,14 @@ class Arithmetic:
 
 
 class Store:
-    """The KV cache of one engine: ``num_blocks`` blocks of ``block_size`` slots, full of garbage at first."""
+    """The KV cache of one engine: ``num_blocks`` blocks of ``num_slots`` slots, full of garbage at first.
 
-    def __init__(self, num_blocks: int, block_size: int, seed: int) -> None:
-        self.block_size = block_size
+    All KV cache groups share the blocks, each in blocks of its own size, so a block may have more slots than it uses.
+    """
+
+    def __init__(self, num_blocks: int, num_slots: int, seed: int) -> None:
         garbage = np.random.default_rng(seed)
-        self.slots: Words = garbage.integers(0, 2**64, (num_blocks, block_size), dtype=np.uint64)
+        self.slots: Words = garbage.integers(0, 2**64, (num_blocks, num_slots), dtype=np.uint64)
 
     def zero(self, blocks: list[int]) -> None:
         self.slots[blocks] = 0

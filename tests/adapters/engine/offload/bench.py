@@ -145,13 +145,13 @@ class Bench:
         cell = setting.cell()
         self.arithmetic = Arithmetic(CHAIN, cell.max_model_len)
         self.store = Store(cell.num_blocks, BLOCK, seed=1)
-        self.fabric = Fabric(self.store, self.arithmetic, CHAIN.start)
+        self.fabric = Fabric(self.store, self.arithmetic, cell)
         config = setup.vllm_config(cell, 0)
         config.kv_transfer_config = setting.transfer(self.fabric.number)
         base = composed(setup.stock_class(cell), compose([POLICY, *setting.others]))
         self.scheduler = setup.make_scheduler(type("Scheduler", (*mixins, base), {}), cell, config)
         runner = RunnerV1 if setting.runner == "v1" else RunnerV2
-        self.runner = runner(self.store, self.arithmetic, cell.max_num_seqs, setting.asynchronous)
+        self.runner = runner(self.store, self.arithmetic, cell)
         self.runner.handle_preemptions = lambda output: self.worker.handle_preemptions(output.kv_connector_metadata)
         self.lane = HeldLane(self.runner.synchronise)
         self.worker = self._make_worker(config)
@@ -268,7 +268,7 @@ class Bench:
             self.lane.loading = False
 
         part.load = watched
-        worker.register_kv_caches({"layer": torch.from_numpy(self.store.slots.view(np.int64))})
+        worker.register_kv_caches({setup.layer_name(0): torch.from_numpy(self.store.slots.view(np.int64))})
         return worker
 
     def _watch_restores(self) -> None:
@@ -298,7 +298,7 @@ class Bench:
         result = ModelRunnerOutput(
             req_ids=plan.request_ids,
             req_id_to_index={name: place for place, name in enumerate(plan.request_ids)},
-            sampled_token_ids=[[sampled[name]] if name in sampled else [] for name in plan.request_ids],
+            sampled_token_ids=[sampled.get(name, []) for name in plan.request_ids],
             pooler_output=[],
             kv_connector_output=transferred,
         )
