@@ -43,7 +43,8 @@ class MeteringPart(PolicyScheduler):
     def _end_step(self, scheduler_output: Any) -> None:
         now = time.perf_counter()
         requests = len(scheduler_output.num_scheduled_tokens)
-        prefill = scheduler_output.total_num_scheduled_tokens - requests
+        drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
+        prefill = scheduler_output.total_num_scheduled_tokens - requests - drafts
         seconds = None if self._last_end is None else now - self._last_end
         self._last_end = now if self.running else None
         if requests:

@@ -84,6 +84,20 @@ def test_steps_are_reported(make: Make) -> None:
     assert all(outcome.seconds is not None and outcome.seconds > 0 for outcome in outcomes[1:3])
 
 
+def test_drafts_are_no_prefill(make: Make) -> None:
+    runner = make("fake", registry=Fakes(AtMostTen))
+    runner.scheduler.num_spec_tokens = 3
+    runner.scheduler.add_request(make_request("stream", tokens(1, 8), max_tokens=20))
+    runner.steps(3)
+    policy = only_policy(runner)
+    told, drafted = len(policy.outcomes), 0
+    for _ in range(6):
+        runner.scheduler.requests["stream"].spec_token_ids = [TOKEN + 1] * 3
+        drafted += len(runner.step().scheduled_spec_decode_tokens)
+    assert drafted
+    assert {outcome.prefill_tokens for outcome in policy.outcomes[told:]} == {0}
+
+
 def test_the_guard_itself(make: Make) -> None:
     runner = make("tpot_guard")
     for index in range(4):
