@@ -10,7 +10,6 @@ from schedloom.core.composition import PolicyChoice, PolicySet, compose
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.hooks import hooks_of
 from schedloom.core.hookspecs import EngineHooks
-from schedloom.core.policy import Policy
 from schedloom.core.registry import Registry
 
 
@@ -22,11 +21,12 @@ def reads_peers(names: Sequence[str]) -> bool:
 def build(names: Sequence[str], registry: Registry | None = None) -> PolicySet:
     """The composition of ``names``, newly built. Raises ConfigurationError when it is refused."""
     registry = registry or _installed()
-    return compose([PolicyChoice(name=name, **_settings(registry.load(name))) for name in names], registry)
+    return compose([PolicyChoice(name=name, **settings_of(name, registry)) for name in names], registry)
 
 
-def _settings(policy: type[Policy]) -> dict[str, Any]:
-    chosen = policy.conformance_settings
+def settings_of(name: str, registry: Registry) -> dict[str, Any]:
+    """The settings with which policy ``name`` wants to be tested."""
+    chosen = registry.load(name).conformance_settings
     return {} if chosen is None else chosen.model_dump(exclude_unset=True)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from schedloom.conformance import composition, coverage, covering, examination, pure, routing, subjects
 from schedloom.conformance.cells import Cell, legal_cells
 from schedloom.conformance.laboratory import Laboratory, load_laboratory
-from schedloom.conformance.mutants import MUTANTS
+from schedloom.conformance.mutants import MUTANTS, Mutant
 from schedloom.conformance.results import CellResult, MutantResult, RunResult, cell_id
 from schedloom.conformance.trial import Trial, hunt, try_cell
 from schedloom.conformance.verdicts import Verdict, Violation
@@ -213,10 +213,14 @@ def _hunt_mutants(order: Order, workers: Workers, until: float, result: RunResul
 def hunt_here(name: str) -> MutantResult:
     """Look for one known-bad subject in this process."""
     mutant = MUTANTS[name]
+    found = pure.hunt(mutant, MUTANT_SEEDS) if mutant.is_policy else _hunted(mutant)
+    seed, message = found or (None, "")
+    return MutantResult(name, mutant.dies_on, found is not None, seed, message)
+
+
+def _hunted(mutant: Mutant) -> tuple[int, str] | None:
     trial = hunt(laboratory(), mutant, MUTANT_SEEDS)
-    if trial is None:
-        return MutantResult(name, mutant.dies_on, False, None)
-    return MutantResult(name, mutant.dies_on, True, trial.seed, _accusation(trial.violations, mutant.dies_on))
+    return None if trial is None else (trial.seed, _accusation(trial.violations, mutant.dies_on))
 
 
 def _accusation(violations: Iterable[Violation], invariant: str) -> str:

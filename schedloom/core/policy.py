@@ -62,6 +62,10 @@ class Policy:
     """Whether ``recover`` may answer RETURN. The engine then also continues what other engines handed back."""
     listens: ClassVar[bool] = False
     """Whether the router is to listen to the engines' KV events, and to show what it knows in ``view.residency``."""
+    conformance_settings: ClassVar[BaseModel | None] = None
+    """Settings under which sequences of at most 192 tokens meet both sides of its thresholds."""
+    conformance_never_rejects: ClassVar[bool] = False
+    """Whether ``admit`` and ``screen`` never answer REJECT, so that the conformance suite waits for no rejection."""
     reads_tokens: bool = False
     """Whether the router is to have every prompt tokenized by an engine, and to show it in ``request.token_ids``."""
 

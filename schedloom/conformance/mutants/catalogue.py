@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedloom.conformance.cells import Cell
-from schedloom.conformance.mutants import answers, blocks, recovery, requests, runners
+from schedloom.conformance.mutants import answers, blocks, policies, recovery, requests, runners
+from schedloom.core.policy import Policy
 
 _TIGHT = Cell()
 _ASYNC = Cell(asynchronous=True, runner="v2")
@@ -29,6 +30,11 @@ class Mutant:
     @property
     def name(self) -> str:
         return self.fault.__name__
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether it is tried on the model of T1, and otherwise in T2."""
+        return issubclass(self.fault, Policy)
 
     @property
     def description(self) -> str:
@@ -83,4 +89,15 @@ _ALL = (
     Mutant(answers.NeverResumesAfterHold, "LIVE-1", _APPEND),
 )
 
-MUTANTS = {mutant.name: mutant for mutant in _ALL}
+_POLICIES = (
+    Mutant(policies.RejectsUnmarked, "REJ-1", _TIGHT),
+    Mutant(policies.HoldsForever, "LIVE-1", _TIGHT),
+    Mutant(policies.StarvesLongPrompts, "FAIR-1", _TIGHT),
+    Mutant(policies.RemembersAcrossEngines, "DET-1", _TIGHT),
+    Mutant(policies.AnswersNegatively, "ANS-1", _TIGHT),
+    Mutant(policies.Raises, "LIVE-3", _TIGHT),
+    Mutant(policies.WritesToRequests, "LIVE-3", _TIGHT),
+    Mutant(policies.ActsInShadow, "SHADOW-1", _TIGHT),
+)
+
+MUTANTS = {mutant.name: mutant for mutant in (*_ALL, *_POLICIES)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schedloom.conformance import applicability, subjects
+from schedloom.conformance.mutants import Mutant
 from schedloom.conformance.oracles import IDLE_LIMIT, OVERTAKES_PER_SEAT
 from schedloom.conformance.pure.asking import Asking
 from schedloom.conformance.pure.requests import ModelRequest
@@ -17,13 +18,13 @@ from schedloom.conformance.results import CellResult
 from schedloom.conformance.verdicts import Verdict, Violation
 from schedloom.core.composition import PolicySet
 from schedloom.core.hookspecs import EngineHooks
+from schedloom.core.policy import Policy
 from schedloom.core.registry import Registry
 from schedloom.core.views import PeerLoad
 
-CLIMATES = ((24, 12), (8, 40), (2, 120))
-"""Requests at a time, and tokens of the longest prompt of a conversation's turn. Seeds go through them in turn."""
+CLIMATES = ((24, 12, 240), (8, 40, 100), (2, 120, 60))
+"""Requests at a time, tokens of the longest turn of a conversation, and steps. Seeds go through them in turn."""
 
-STEPS = 120
 SLACK_STEPS = 200
 LONGEST = 120
 """Tokens of history that a turn has at the most."""
@@ -48,11 +49,11 @@ class Play:
         self.scheduler = ModelScheduler(asking, self._accuse, acts)
         self._asking = asking
         self._rng = random.Random(seed)
-        self._load, self._longest = CLIMATES[seed % len(CLIMATES)]
+        self._load, self._longest, self._steps = CLIMATES[seed % len(CLIMATES)]
         self._held: list[int] = []
 
     def play(self) -> Run:
-        for _ in range(STEPS):
+        for _ in range(self._steps):
             self._disturb()
             self._step()
             if self.run.violations:
@@ -163,6 +164,29 @@ def examine(
     applicability.conclude(result, [f"asked {hook}" for hook in hooks])
     result.seconds = time.perf_counter() - began
     return result
+
+
+class Only(Registry):
+    """A registry of one policy, installed or not."""
+
+    def __init__(self, policy: type[Policy]) -> None:
+        super().__init__([])
+        self._policy = policy
+
+    def load(self, name: str) -> type[Policy]:
+        return self._policy
+
+
+def hunt(mutant: Mutant, seeds: int) -> tuple[int, str] | None:
+    """The first seed with which ``mutant``, a policy, is accused of what it breaks, and of what it is accused."""
+    policy: type[Policy] = mutant.fault
+    registry, names = Only(policy), (policy.name,)
+    for seed in range(seeds):
+        run = _play(names, seed, registry)
+        for found in run.violations or _compared(names, seed, run, registry):
+            if found.invariant == mutant.dies_on:
+                return seed, found.message
+    return None
 
 
 def _play(names: tuple[str, ...], seed: int, registry: Registry | None, acts: bool = True) -> Run:

@@ -15,6 +15,7 @@ class AppendPrefill(Policy):
     name = "append_prefill"
     Settings = UsablePrefixRule
     requires = Requirements(decoder=True, prefix_caching=True)
+    conformance_settings = UsablePrefixRule(min_reused_tokens=8, max_append_tokens=24)
     settings: UsablePrefixRule
 
     @hookimpl

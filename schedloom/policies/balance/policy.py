@@ -30,6 +30,7 @@ class Balance(Policy):
 
     name = "balance"
     Settings = BalanceSettings
+    conformance_never_rejects = True
     settings: BalanceSettings
     reads_peers = True
 

@@ -30,6 +30,8 @@ class BatchJobAware(Policy):
 
     name = "batch_job_aware"
     Settings = BatchJobAwareSettings
+    conformance_settings = BatchJobAwareSettings(max_active=2, max_wait_seconds=20)
+    conformance_never_rejects = True
     settings: BatchJobAwareSettings
 
     def __init__(self, settings: BatchJobAwareSettings | None = None) -> None:

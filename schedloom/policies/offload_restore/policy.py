@@ -28,6 +28,7 @@ class OffloadRestore(Policy):
     name = "offload_restore"
     Settings = OffloadRestoreSettings
     requires = Requirements(preempted_kv=True)
+    conformance_settings = OffloadRestoreSettings(min_saved_tokens=4)
     settings: OffloadRestoreSettings
 
     @hookimpl

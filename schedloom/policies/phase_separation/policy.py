@@ -42,6 +42,7 @@ class PhaseSeparation(Policy):
 
     name = "phase_separation"
     Settings = PhaseSeparationSettings
+    conformance_never_rejects = True
     settings: PhaseSeparationSettings
 
     def __init__(self, settings: PhaseSeparationSettings | None = None) -> None:

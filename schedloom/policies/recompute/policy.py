@@ -29,6 +29,7 @@ class Recompute(Policy):
     Settings = RecomputeSettings
     requires = Requirements(decoder=True)
     hands_back = True
+    conformance_settings = RecomputeSettings(min_returned_tokens=4)
     settings: RecomputeSettings
 
     @hookimpl

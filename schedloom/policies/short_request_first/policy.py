@@ -27,6 +27,7 @@ class ShortRequestFirst(Policy):
 
     name = "short_request_first"
     Settings = ShortRequestFirstSettings
+    conformance_settings = ShortRequestFirstSettings(short_tokens=8, max_wait_seconds=20)
     settings: ShortRequestFirstSettings
 
     @hookimpl

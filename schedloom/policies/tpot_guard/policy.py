@@ -28,6 +28,7 @@ class TpotGuard(Policy):
 
     name = "tpot_guard"
     Settings = TpotGuardSettings
+    conformance_settings = TpotGuardSettings(min_chunk_tokens=4, tpot_ms=0.01)
     settings: TpotGuardSettings
     requires = Requirements(chunked_prefill=True)
 
