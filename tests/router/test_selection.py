@@ -126,7 +126,7 @@ def test_the_highest_sum_wins_and_weights_count() -> None:
 
 
 def test_sums_that_differ_by_rounding_alone_are_equal() -> None:
-    tenths = [named(f"p{number}", scores=[0.1, 0.7 if number == 0 else 0.0]) for number in range(7)]
+    tenths = [named(f"p{number}", scores=[0.1, 1.0 if number == 0 else 0.0]) for number in range(10)]
     assert Counter(picks(decoders("a", "b"), *tenths)) == {"a": 3, "b": 3}
 
 
