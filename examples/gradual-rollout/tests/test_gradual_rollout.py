@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from schedloom.conformance.pure import Model, examine
 from schedloom.core.composition import PolicyChoice, compose
 from schedloom.core.decisions import Verdict
 from schedloom.core.errors import ConfigurationError
@@ -55,3 +56,9 @@ def test_it_goes_with_append_prefill() -> None:
 def test_a_share_above_a_hundred_percent_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="less than or equal to 100"):
         kept(1, percent=101)
+
+
+def test_it_keeps_what_every_policy_promises() -> None:
+    for policies in (["gradual_rollout"], ["append_prefill", "gradual_rollout"]):
+        found = examine(Model(tuple(policies)))
+        assert found.verdict.value == "passed", (found.violations, found.missing)

@@ -27,6 +27,7 @@ class GradualRollout(Policy):
 
     name = "gradual_rollout"
     Settings = GradualRolloutSettings
+    conformance_settings = GradualRolloutSettings(percent=50)
     settings: GradualRolloutSettings
 
     @hookimpl
