@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedloom.conformance.cells import Cell
-from schedloom.conformance.mutants import answers, blocks, policies, recovery, requests, runners
+from schedloom.conformance.mutants import answers, blocks, policies, recovery, requests, returning, runners
 from schedloom.core.policy import Policy
 
 _TIGHT = Cell()
@@ -16,6 +16,8 @@ _PREFILLER = Cell(role="producer")
 _APPEND = Cell(role="consumer", policies=("append_prefill",))
 _V2 = Cell(runner="v2")
 _OFFLOAD = Cell(offload=True, policies=("offload_restore",))
+_RETURN = Cell(role="consumer", policies=("recompute",))
+_ASYNC_RETURN = Cell(role="consumer", policies=("recompute",), asynchronous=True, runner="v2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,18 @@ _ALL = (
     Mutant(runners.HidesResumption, "TOK-1", _TIGHT),
     Mutant(recovery.SavesWrongBlocks, "KV-3", _OFFLOAD),
     Mutant(recovery.SavesTooMuch, "KV-3", _OFFLOAD),
+    Mutant(returning.ReturnsInFlight, "RET-1", _ASYNC_RETURN),
+    Mutant(returning.ReturnsSeeded, "RET-1", _RETURN),
+    Mutant(returning.ReturnsUnmarked, "RET-1", _RETURN),
+    Mutant(returning.ReturnsTheOnlyOne, "RET-1", Cell(role="consumer", policies=("recompute",), max_num_seqs=1)),
+    Mutant(returning.ReturnsOnReset, "RET-1", _RETURN),
+    Mutant(returning.ForgetsDelivered, "RET-2", _RETURN),
+    Mutant(returning.TakesOutputForPrompt, "RET-2", _RETURN),
+    Mutant(returning.TellsNothingAgain, "RET-2", _RETURN),
+    Mutant(returning.AnswersTooLong, "OUT-2", _RETURN),
+    Mutant(returning.ContinuesFromPrompt, "TOK-1", _RETURN),
+    Mutant(returning.ReturnsInSilence, "OBS-1", _RETURN),
+    Mutant(returning.NeverEndsHeld, "LIVE-1", _RETURN),
     Mutant(answers.TurnsAwayUnmarked, "REJ-1", _APPEND),
     Mutant(answers.TurnsAwayAfterOutput, "OUT-3", _APPEND),
     Mutant(answers.CountsRejected, "REJ-1", _APPEND),

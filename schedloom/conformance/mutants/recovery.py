@@ -8,7 +8,7 @@ from typing import Any
 class SavesWrongBlocks:
     """The blocks of a preempted request are saved in the wrong order."""
 
-    def _save(self: Any, request: Any) -> bool:
+    def _save(self: Any, request: Any) -> str | None:
         manager = self.kv_cache_manager
         ids = manager.get_block_ids
         manager.get_block_ids = lambda name: tuple(list(reversed(group)) for group in ids(name))
@@ -21,7 +21,7 @@ class SavesWrongBlocks:
 class SavesTooMuch:
     """A token whose KV is not written yet is saved with the others, and believed when it is restored."""
 
-    def _save(self: Any, request: Any) -> bool:
+    def _save(self: Any, request: Any) -> str | None:
         request.num_computed_tokens += 1
         request.append_output_token_ids(1)
         try:

@@ -34,7 +34,7 @@ from schedloom.adapters.engine.laboratory.drafting import NUM_DRAFTS
 
 CONNECTOR_MODULE = "schedloom.adapters.engine.laboratory.connector"
 OFFLOAD_MODULE = "schedloom.adapters.engine.offload.connector"
-HOST_BYTES = 64 * 1024
+HOST_BYTES = 512
 """Host memory for preempted requests: sometimes too little."""
 
 SAVE_TIMEOUT_SECONDS = 2.0
