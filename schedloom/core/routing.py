@@ -23,11 +23,14 @@ class Route(str, Enum):
 
     APPEND: the session's Decoder reuses the KV it holds and prefills the rest itself; may be turned away.
     PREFILL_DECODE: a Prefiller computes the prompt's KV, a Decoder pulls it and produces the output.
+    PULL_BACK: the same, but the Prefiller first pulls what the session's Decoder kept of the turn before, and computes
+    the rest only. Ordinary where nothing is kept, or it cannot be proved that the prompt goes on where that turn ended.
     DECODE: one Decoder does everything; for requests that cannot be split.
     """
 
     APPEND = "append"
     PREFILL_DECODE = "pd"
+    PULL_BACK = "pull_back"
     DECODE = "decode"
 
 

@@ -17,11 +17,13 @@ from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
 from schedloom.router.selection import Selection
 from schedloom.router.settings import RouterSettings
+from schedloom.router.tokens import Tokens
 from schedloom.router.transfer.callbacks import Callbacks, callback_origin
 from schedloom.router.transfer.layerwise import LayerwiseTransfer
 from schedloom.router.transfer.modes import Mode
 from schedloom.router.transfer.protocol import TOO_LATE, Passage, Transfer
 from schedloom.router.transfer.pull import PullTransfer
+from schedloom.router.transfer.pull_back import PullBack
 from schedloom.router.transfer.push import PushTransfer
 from schedloom.router.upstream import TooLate, Upstream
 
@@ -47,9 +49,12 @@ class Attempts:
         self._budget = RetryBudget(clock)
         self._selection = selection
         self._dispatcher = Dispatcher(upstream, lessons, suspect, settings)
+        tokens = Tokens(upstream, fleet, settings, metrics)
+        capacity, margin = settings.session_capacity, settings.handoff_timeout_seconds
+        pull_back = PullBack(fleet, tokens, clock, capacity, margin) if settings.pulls_back else None
         self.callbacks = Callbacks(callback_origin(settings), settings.handoff_timeout_seconds)
         self._transfers: dict[Mode, Transfer] = {
-            Mode.PULL: PullTransfer(self._dispatcher, selection.decoder),
+            Mode.PULL: PullTransfer(self._dispatcher, selection.decoder, pull_back),
             Mode.PUSH: PushTransfer(self._dispatcher, selection.decoder),
             Mode.LAYERWISE: LayerwiseTransfer(self._dispatcher, self.callbacks),
         }

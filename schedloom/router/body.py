@@ -132,9 +132,12 @@ class GenerationBody:
             fields["max_completion_tokens"] = 1
         return written(fields)
 
-    def for_decoder(self, transfer_parameters: dict[str, Any], marks: Marks = NO_MARKS) -> bytes:
-        """The client's request, with the KV that a Prefiller has ready for it."""
-        return self._with({"kv_transfer_params": transfer_parameters}, marks)
+    def for_decoder(
+        self, transfer_parameters: dict[str, Any], marks: Marks = NO_MARKS, *, with_ids: bool = False
+    ) -> bytes:
+        """The client's request, with the KV that a Prefiller has ready for it; the answer also tells token ids."""
+        ids = {"return_token_ids": True} if with_ids and "return_token_ids" not in self.fields else {}
+        return self._with({"kv_transfer_params": transfer_parameters, **ids}, marks)
 
     def for_local_attempt(self, marks: Marks = NO_MARKS) -> bytes:
         """The client's request, marked: the Decoder may turn it away when it holds no usable prefix."""

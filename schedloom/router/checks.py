@@ -25,6 +25,8 @@ def _complaints(newcomer: Member, others: Sequence[Member], settings: RouterSett
     yield from _about_transfer(newcomer, settings)
     if settings.append_prefill:
         yield from _about_append(newcomer)
+    if settings.pulls_back:
+        yield from _about_pull_back(newcomer)
     for other in others:
         yield from _about_pair(newcomer, other)
 
@@ -83,6 +85,15 @@ def _about_transfer(member: Member, settings: RouterSettings) -> Iterator[str]:
 
 def _is_wildcard(settings: RouterSettings) -> bool:
     return settings.port == 0 or settings.host in ("", "0.0.0.0", "::")
+
+
+def _about_pull_back(member: Member) -> Iterator[str]:
+    worker, contract = member
+    if not contract.bidirectional_kv:
+        yield (
+            f"the policy pull_back is on, but {worker.origin} does not move KV in both directions; start every engine "
+            f"with bidirectional_kv_xfer in the extra configuration of NixlConnector, or the router without the policy"
+        )
 
 
 def _about_append(member: Member) -> Iterator[str]:

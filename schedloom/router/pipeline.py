@@ -68,7 +68,7 @@ class Pipeline:
         target = self._target(attempt)
         if attempt.route is Route.DECODE:
             return await self._attempts.decode(call, reply, target)
-        if attempt.route is Route.PREFILL_DECODE or target is None:
+        if attempt.route in (Route.PREFILL_DECODE, Route.PULL_BACK) or target is None:
             return await self._attempts.prefill_decode(call, reply, "pd", target)
         if not self._selection.permits(call, target):
             return await self._attempts.prefill_decode(call, reply, "pd")
@@ -123,12 +123,14 @@ class Pipeline:
     def _is_possible(self, attempt: Attempt) -> bool:
         """Whether the Decoder an attempt names is there and does what is asked of it."""
         if attempt.worker is None:
-            return attempt.route is not Route.APPEND
+            return attempt.route not in (Route.APPEND, Route.PULL_BACK)
         worker = self._fleet.find(attempt.worker)
         if worker is None or worker.health is not Health.READY or not worker.can_decode:
             return False
         if attempt.rank is not None and not worker.has_rank(attempt.rank):
             return False
+        if attempt.route is Route.PULL_BACK:
+            return worker.contract.bidirectional_kv
         return attempt.route is not Route.APPEND or worker.takes_local_attempts
 
     def _target(self, attempt: Attempt) -> Target | None:

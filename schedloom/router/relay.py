@@ -58,6 +58,8 @@ async def _relay_whole(response: UpstreamResponse, reply: Reply, local: bool, ma
         return Outcome.HANDED_BACK
     if reply.started:
         raise Failure.own(502, "The engine did not answer with a stream.", "not_a_stream")
+    if reply.turn is not None:
+        body = reply.turn.whole(body)
     await reply.succeed()
     await reply.whole(200, answered(response.headers), _without_transfer_parameters(body))
     return Outcome.SERVED
@@ -163,6 +165,8 @@ class _Stream:
     def _checked(self, events: bytes) -> bytes:
         if tells_an_error(events):
             self._told_an_error = True
+        if self._reply.turn is not None:
+            events = self._reply.turn.events(events)
         events = without_transfer_parameters(events)
         return events if self._reply.story is None else self._reply.story.news_in(events)
 

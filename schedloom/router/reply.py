@@ -11,6 +11,7 @@ from schedloom.router.dialect import COMPLETIONS, Dialect
 from schedloom.router.failures import Failure, error_body
 from schedloom.router.headers import DECISION_HEADER, DECODER_HEADER, REQUEST_ID_HEADER
 from schedloom.router.story import Story
+from schedloom.router.transfer.turn import Turn
 from schedloom.router.upstream import Header
 
 JSON = (b"content-type", b"application/json")
@@ -21,7 +22,7 @@ class Reply:
 
     ``on_start`` is called as the first byte leaves, ``on_success`` when an engine's answer is known to be
     complete, before its last bytes leave: whoever reads the end may rely on what was recorded. ``story`` is kept of a
-    request that an engine may hand back.
+    request that an engine may hand back, ``turn`` of one whose KV a Prefiller may pull later.
     """
 
     def __init__(self, send: Send, dialect: Dialect = COMPLETIONS) -> None:
@@ -32,6 +33,7 @@ class Reply:
         self.decision = ""
         self.owner: SessionOwner | None = None
         self.story: Story | None = None
+        self.turn: Turn | None = None
         self.on_start: Callable[[], None] = _nothing
         self.on_success: Callable[[], Awaitable[None]] = _nothing_later
         self._send = send

@@ -15,6 +15,7 @@ from schedloom.core.errors import ConfigurationError, complaints
 from schedloom.core.wire import EngineContract
 
 OWNER_POLICY = "session_owner"
+PULL_BACK_POLICY = "pull_back"
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -151,6 +152,11 @@ class RouterSettings(BaseModel):
         if self.enable_decoder_append_prefill and OWNER_POLICY not in {choice.name for choice in chosen}:
             chosen.append(PolicyChoice(name=OWNER_POLICY).at("enable_decoder_append_prefill"))
         return chosen
+
+    @property
+    def pulls_back(self) -> bool:
+        """Whether Prefillers may pull what a session's Decoder kept."""
+        return any(choice.name == PULL_BACK_POLICY for choice in self.choices)
 
     @property
     def append_prefill(self) -> bool:

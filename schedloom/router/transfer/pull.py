@@ -13,6 +13,7 @@ from schedloom.router.fleet import Target
 from schedloom.router.relay import Outcome
 from schedloom.router.transfer.background import Background
 from schedloom.router.transfer.protocol import Passage
+from schedloom.router.transfer.pull_back import PullBack
 
 Choose = Callable[[Call], Target]
 
@@ -20,23 +21,34 @@ Choose = Callable[[Call], Target]
 class PullTransfer:
     """The Decoder is told by the Prefiller's own answer where the KV is."""
 
-    def __init__(self, dispatcher: Dispatcher, choose_anybody: Choose) -> None:
+    def __init__(self, dispatcher: Dispatcher, choose_anybody: Choose, pull_back: PullBack | None = None) -> None:
         self._dispatcher = dispatcher
         self._choose_anybody = choose_anybody
+        self._pull_back = pull_back
         self._background = Background()
 
     async def serve(self, passage: Passage) -> Outcome:
-        call, request_id = passage.call, passage.request_id
-        parameters = await self._prefill(call.prefill, passage.choose_prefiller(), request_id)
+        call, request_id, source = passage.call, passage.request_id, passage.choose_prefiller()
+        kept = await self._pull_back.recall(call, source) if self._pull_back is not None else None
+        parameters = await self._prefill(call.prefill, source, request_id, kept)
         target = passage.choose_decoder()
-        body = call.body.for_decoder(parameters, call.marks_for(target.worker))
+        turn = self._pull_back.turn(call, target) if self._pull_back is not None else None
+        body = call.body.for_decoder(parameters, call.marks_for(target.worker), with_ids=turn is not None)
         dispatch = self._dispatcher.hand_over(target, request_id, body)
-        return await self._dispatcher.generate(call, passage.reply, dispatch, passage.decision)
+        decision = "pull_back" if kept is not None and passage.decision == "pd" else passage.decision
+        passage.reply.turn = turn
+        outcome = await self._dispatcher.generate(call, passage.reply, dispatch, decision)
+        if self._pull_back is not None and turn is not None and outcome is Outcome.SERVED:
+            self._pull_back.remember(call, target, turn)
+        return outcome
 
-    async def _prefill(self, call: Call, source: Target, request_id: str) -> dict[str, Any]:
+    async def _prefill(
+        self, call: Call, source: Target, request_id: str, kept: dict[str, Any] | None
+    ) -> dict[str, Any]:
         """The transfer parameters for the Decoder. Raises Failure with the Prefiller's own error."""
         release = functools.partial(self._release, call, request_id)
-        dispatch = Dispatch(source, request_id, call.body.for_prefiller(), on_late_answer=release)
+        body = call.body.for_prefiller(kept) if kept is not None else call.body.for_prefiller()
+        dispatch = Dispatch(source, request_id, body, on_late_answer=release)
         parameters = transfer_parameters(await self._dispatcher.prefill(call, dispatch))
         if parameters is None:
             message = "The Prefiller answered without transfer parameters; it does not run as a KV producer."
