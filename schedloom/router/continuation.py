@@ -21,6 +21,7 @@ from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
 from schedloom.router.sse import parsed
 from schedloom.router.told import Differs
+from schedloom.router.transfer.modes import Mode
 from schedloom.router.upstream import TooLate
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ Pass = Callable[[Call, Reply], Awaitable[Outcome]]
 """Once through a Prefiller and a Decoder that continues, rather not the one that handed the call back."""
 
 _CONTINUABLE: Final[Marks] = {CONTINUABLE_KEY: PROTOCOL_VERSION}
+_PREFILLERS_ARE_ASKED_AT: Final = "/v1/completions"
 _TOLD_TO_PREFILLERS: Final = ("model", "cache_salt", "priority", "vllm_xargs")
 
 
@@ -43,9 +45,16 @@ class Continuation:
 
     def mark(self, call: Call) -> None:
         """To be done before the first attempt; no Decoder hands back what is not marked."""
-        possible = self._most and self._fleet.prefillers and self._fleet.resumers
+        possible = self._most and self._fleet.prefillers and self._fleet.resumers and self._find_each_other(call)
         if possible and is_continuable(call.path, call.body.fields):
             call.marks = _CONTINUABLE
+
+    def _find_each_other(self, call: Call) -> bool:
+        """Whether a Decoder would know its request in what a Prefiller is asked: where KV is written, by the id alone.
+
+        vLLM puts the name of the API before it.
+        """
+        return self._fleet.mode is Mode.PULL or call.path == _PREFILLERS_ARE_ASKED_AT
 
     async def complete(self, call: Call, reply: Reply) -> Outcome:
         """From a hand-back to the end of the answer. Raises Failure while the client has nothing."""
@@ -104,7 +113,7 @@ def _tokens_of(call: Call, handed_back: HandBack) -> Call:
     """What a Prefiller computes: the prompt, and the output so far behind it."""
     fields = {key: call.body.fields[key] for key in _TOLD_TO_PREFILLERS if key in call.body.fields}
     raw = orjson.dumps({**fields, "prompt": [*handed_back.prompt, *handed_back.output]})
-    return replace(call, path="/v1/completions", body=GenerationBody(raw), marks={}, source=None, _route=None)
+    return replace(call, path=_PREFILLERS_ARE_ASKED_AT, body=GenerationBody(raw), marks={}, source=None, _route=None)
 
 
 def _because_of(failure: Failure) -> Failure:

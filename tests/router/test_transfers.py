@@ -157,6 +157,18 @@ async def test_a_prefill_that_fails_twice_stops_the_decoder(bench: Make) -> None
     assert (len(pair.p.seen), len(pair.d.seen), pair.d.cancelled) == (2, 1, 1)
 
 
+@pytest.mark.parametrize(("path", "marked"), [("/v1/chat/completions", False), ("/v1/completions", True)])
+async def test_what_a_prefill_could_not_be_found_for_is_not_handed_back(bench: Make, path: str, marked: bool) -> None:
+    """A continuation is prefilled as a completion, and its id would not be that of a chat."""
+    pair = WritingPair()
+    pair.d = decoder(features=["recompute"], **PUSH)
+    router = await pair.bench(bench)
+    body = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
+    received = await router.client.post(path, {"model": "fake-model", **body})
+    assert received.status == 200
+    assert ("schedloom_continuable" in (pair.d.seen[0].body.get("vllm_xargs") or {})) is marked
+
+
 async def test_a_client_that_leaves_while_the_decoder_waits_stops_no_prefill(bench: Make) -> None:
     pair = WritingPair()
     router = await pair.bench(bench)
