@@ -81,3 +81,12 @@ def test_the_cost_follows_the_engine() -> None:
         for tokens in (0, 8):
             guard.step_end(StepOutcome(8, tokens, 2 * (DECODE_SECONDS + tokens * SECONDS_PER_TOKEN)))
     assert guard.cost.tokens_within(BOUND_MS / 1000) == 5
+
+
+def test_times_that_tell_nothing_do_not_open_the_gate() -> None:
+    """On a busy machine a step with a large chunk may happen to take less time than one without."""
+    guard = TpotGuard(TpotGuardSettings(tpot_ms=BOUND_MS, min_chunk_tokens=8))
+    for _ in range(10):
+        guard.step_end(StepOutcome(8, 0, 0.060))
+        guard.step_end(StepOutcome(8, 200, 0.055))
+    assert step(guard, 256)[0] == 8

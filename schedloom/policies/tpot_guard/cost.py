@@ -38,14 +38,17 @@ class StepCost:
         if not self.tokens:
             return None
         decodes, per_token = self._fit()
-        if per_token <= 0:
-            return int(TRUST * self.largest)
         return int(max(0.0, min((seconds - decodes) / per_token, TRUST * self.largest)))
 
     def _fit(self) -> tuple[float, float]:
         spread = self.weight * self.tokens_squared - self.tokens**2
+        rise = self.weight * self.tokens_times_seconds - self.tokens * self.seconds
+        at_most = max(self.seconds, 1e-9) / self.tokens
         if spread < 1e-6 * self.tokens**2:
             # Chunks of one size tell the two parts not apart: counting all time as prefill errs on the safe side.
-            return 0.0, self.seconds / self.tokens
-        per_token = (self.weight * self.tokens_times_seconds - self.tokens * self.seconds) / spread
+            return 0.0, at_most
+        if rise <= 0:
+            # Noise: what neither part can exceed.
+            return self.seconds / self.weight, at_most
+        per_token = rise / spread
         return max(0.0, (self.seconds - per_token * self.tokens) / self.weight), per_token
