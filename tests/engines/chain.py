@@ -71,7 +71,8 @@ def one_wave(engine: Any, wave: int, mode: str) -> list[dict[str, Any]]:
     length, answer = FIRST_TURN
     firsts = [prompt(wave * SESSIONS + session, length) for session in range(SESSIONS)]
     histories = [
-        first + reply + prompt(7, APPENDED) for first, reply in zip(firsts, ask(engine, firsts, answer), strict=True)
+        first + reply + prompt(10_002, APPENDED)
+        for first, reply in zip(firsts, ask(engine, firsts, answer), strict=True)
     ]
     named = {f"{mode}-{wave}-{session}": history for session, history in enumerate(histories)}
     produced = attempt(engine, named)
@@ -80,8 +81,7 @@ def one_wave(engine: Any, wave: int, mode: str) -> list[dict[str, Any]]:
 
 def attempt(engine: Any, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
     """Marked requests all at once, and somebody else's long prompt before them."""
-    add(engine, "long-prompt", prompt(3, LONG_PROMPT), sampling(1))
-    engine.llm_engine.step()
+    add(engine, "long-prompt", prompt(10_001, LONG_PROMPT), sampling(1))
     for name, tokens in prompts.items():
         add(engine, name, tokens, sampling(ANSWER, **{LOCAL_ATTEMPT_KEY: PROTOCOL_VERSION}))
     return drain(engine)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import random
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
+
+from schedloom.core.wire import JOB_CLASS_KEY
 
 BLOCK = 32
 """Tokens in a block: attention on a CPU wants a multiple of 32."""
@@ -70,7 +74,69 @@ def sampling(answer: int, **extra: Any) -> Any:
 
 
 def prompt(seed: int, length: int) -> list[int]:
-    return [32 + (seed * 31 + index * 7 + index * index // (3 + seed % 5)) % 90 for index in range(length)]
+    return random.Random(seed).choices(range(32, 122), k=length)
+
+
+class Bench:
+    """An engine, and what its scheduler gave to its model runner in every step."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.scheduler = scheduler_of(engine)
+        self.steps: list[dict[str, Any]] = []
+        self.tokens: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+
+    def __enter__(self) -> Bench:
+        self._schedule, self.scheduler.schedule = self.scheduler.schedule, self._watched
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.scheduler.schedule = self._schedule
+
+    def add(
+        self, name: str, tokens: list[int], answer: int, session: str | None = None, job: str | None = None
+    ) -> None:
+        extra = {JOB_CLASS_KEY: job} if job else {}
+        add(self.engine, name, tokens, sampling(answer, **extra), session_id=session)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            for output in self.engine.llm_engine.step():
+                if output.finished:
+                    self.tokens[output.request_id] = list(output.outputs[0].token_ids)
+                    self.cached[output.request_id] = output.num_cached_tokens
+
+    def drain(self) -> None:
+        while self.engine.llm_engine.has_unfinished_requests():
+            self.step()
+
+    def _watched(self, *arguments: Any) -> Any:
+        output = self._schedule(*arguments)
+        step: dict[str, Any] = {"new": [named(each.req_id) for each in output.scheduled_new_reqs]}
+        step |= {"prefill": {}, "decode": []}
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self.scheduler.requests[request_id]
+            if request.num_computed_tokens - tokens < request.num_prompt_tokens - 1:
+                step["prefill"][named(request_id)] = tokens
+            else:
+                step["decode"].append(named(request_id))
+        self.steps.append(step)
+        return output
+
+
+def named(request_id: str) -> str:
+    """The name that a request was added under: vLLM appends a random part."""
+    return request_id.rpartition("-")[0]
+
+
+def decisions(engine: Any) -> dict[str, int]:
+    """How often each verdict of each policy was carried out."""
+    counts: Counter[str] = Counter()
+    if hasattr(scheduler_of(engine), "decisions"):
+        for (policy, _, verdict, _), number in scheduler_of(engine).decisions.counts.items():
+            counts[f"{policy} {verdict}"] += number
+    return dict(counts)
 
 
 def nixl_and_offload(host_bytes: str = "64MiB") -> dict[str, Any]:
