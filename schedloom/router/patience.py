@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -11,6 +10,7 @@ from schedloom.core.routing import SessionOwner
 from schedloom.router.breaker import Clock
 from schedloom.router.metrics import Metrics
 from schedloom.router.sessions import SessionKey, SessionStore
+from schedloom.router.within import within
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class PatientSessions:
         if self._clock() < self._rests_until:
             return None
         try:
-            answer = await asyncio.wait_for(ask(), PATIENCE_SECONDS)
+            answer = await within(PATIENCE_SECONDS, ask())
         except Exception as error:
             self._failed(error)
             return None

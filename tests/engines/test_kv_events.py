@@ -50,7 +50,8 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @asynccontextmanager
 async def router(engines: list[str], **residency: Any) -> AsyncIterator[tuple[RouterApp, Client]]:
     policies = [{"name": "session_owner"}, {"name": "kv_residency", **residency}]
-    app = RouterApp(router_settings({"workers": [{"url": url} for url in engines], "policies": policies}))
+    workers = [{"url": url} for url in engines]
+    app = RouterApp(router_settings({"workers": workers, "policies": policies, "first_byte_timeout_seconds": 60}))
     await app.start()
     try:
         yield app, Client(app)

@@ -273,6 +273,19 @@ async def test_a_new_life_holds_nothing_of_the_old_one(follow: Follow) -> None:
     await place.comes_to(Held(0, True))
 
 
+@pytest.mark.anyio
+async def test_a_listener_closes_in_the_midst_of_what_it_is_told(follow: Follow) -> None:
+    before = [stored([number], [number] * 4) for number in range(5)]
+    for pauses in range(40):
+        place = await follow(*before, stored([99], PROMPT[:4]))
+        place.events.look()
+        while place.held != Held(4, place.held is not None and place.held.exact):
+            await asyncio.sleep(0)
+        for _ in range(pauses % 8):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(place.events.close(), 5)
+
+
 def test_missing_libraries_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq.asyncio", None)
     with pytest.raises(ConfigurationError, match=r"schedloom\[kv-events\]"):

@@ -12,6 +12,7 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import Candidate, Held
 from schedloom.router.events.ledger import BlockLedger
 from schedloom.router.fleet import Fleet, Worker
+from schedloom.router.within import within
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class _Stream:
         if not self._replay:
             return
         try:
-            await asyncio.wait_for(self._ask_again(), REPLAY_SECONDS)
+            await within(REPLAY_SECONDS, self._ask_again())
         except asyncio.TimeoutError:
             log.warning("%s does not tell its KV events again", self._replay)
 

@@ -26,6 +26,7 @@ from schedloom.router.processes.keeper import Keeper
 from schedloom.router.serve import address_of, announce, bind, listen
 from schedloom.router.sessions import MemorySessions
 from schedloom.router.settings import RouterSettings
+from schedloom.router.within import within
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class _Supervisor:
 
     async def _stops_within(self, seconds: float) -> bool:
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            await within(seconds, self._stopping.wait())
         return self._stopping.is_set()
 
     def _stop(self) -> None:
