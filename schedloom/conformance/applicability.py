@@ -69,9 +69,7 @@ def missing_events(cell: Cell, invariant: str, events: Counter[str]) -> list[str
     return [name for name in needed if not events[name]]
 
 
-def verdicts(
-    cell: Cell, invariants: list[str], events: Counter[str], broken: set[str]
-) -> tuple[dict[str, Verdict], list[str]]:
+def verdicts(cell: Cell, invariants: list[str], events: Counter[str]) -> tuple[dict[str, Verdict], list[str]]:
     """A verdict for each of ``invariants``, and all events that are missing."""
     found: dict[str, Verdict] = {}
     missing: dict[str, None] = {}
@@ -79,14 +77,20 @@ def verdicts(
         absent = missing_events(cell, name, events)
         missing |= dict.fromkeys(absent)
         found[name] = Verdict.INCONCLUSIVE if absent else Verdict.PASSED
-    return found | dict.fromkeys(sorted(broken), Verdict.FAILED), list(missing)
+    return found, list(missing)
 
 
 def conclude(result: CellResult, needed: Iterable[str] = ()) -> None:
     """Say what the violations and events of ``result`` amount to; each of ``needed`` must have happened as well."""
-    broken = {violation.invariant for violation in result.violations}
     ids = applicable(result.cell, result.tier)
-    result.invariants, missing = verdicts(result.cell, ids, result.events, broken)
-    result.missing = [*missing, *(event for event in needed if not result.events[event])]
-    passed = Verdict.INCONCLUSIVE if result.missing else Verdict.PASSED
+    result.invariants, missing = verdicts(result.cell, ids, result.events)
+    settle(result, [*missing, *(event for event in needed if not result.events[event])])
+
+
+def settle(result: CellResult, missing: list[str]) -> None:
+    """The verdict, once it is known which events are ``missing`` and what else the invariants would say."""
+    broken = sorted({violation.invariant for violation in result.violations})
+    result.invariants |= dict.fromkeys(broken, Verdict.FAILED)
+    result.missing = missing
+    passed = Verdict.INCONCLUSIVE if missing else Verdict.PASSED
     result.verdict = Verdict.FAILED if broken else passed

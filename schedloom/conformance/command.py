@@ -28,7 +28,7 @@ STYLES = {Verdict.PASSED: "green", Verdict.FAILED: "red", Verdict.INCONCLUSIVE: 
 def run(
     subject: Annotated[str | None, typer.Option(help="A registered policy; every policy when left out.")] = None,
     profile: Annotated[str, typer.Option(help="core or full.")] = "core",
-    tier: Annotated[list[str] | None, typer.Option(help="T0, T1, T2 or mutants; may be given several times.")] = None,
+    tier: Annotated[list[str] | None, typer.Option(help="T0, T1, T2, T3, R1, R2, mutants; several if wanted.")] = None,
     seed: Annotated[int, typer.Option(help="The first seed of every cell.")] = 0,
     cell: Annotated[str | None, typer.Option(help="Only the cell with this id.")] = None,
     replay: Annotated[Path | None, typer.Option(help="Do a script of a report again, and nothing else.")] = None,
@@ -63,8 +63,9 @@ def _run(subject: str | None, profile: str, tiers: tuple[str, ...], *rest: Any) 
     first_seed, cell, steps, workers, budget = rest
     if profile not in suite.PROFILES:
         raise ConfigurationError(f"there is no profile {profile!r}; choose from core, full")
-    if unknown := set(tiers) - set(suite.TIERS):
-        raise ConfigurationError(f"there is no tier {sorted(unknown)[0]!r}; choose from {', '.join(suite.TIERS)}")
+    known = suite.default_tiers("full")
+    if unknown := set(tiers) - set(known):
+        raise ConfigurationError(f"there is no tier {sorted(unknown)[0]!r}; choose from {', '.join(known)}")
     columns = (TextColumn("{task.description:>20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
         tasks: dict[str, Any] = {}
@@ -74,7 +75,8 @@ def _run(subject: str | None, profile: str, tiers: tuple[str, ...], *rest: Any) 
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done)
 
-        order = suite.Order(subject, profile, tiers or suite.TIERS, first_seed, workers, budget, steps, cell, progress)
+        wanted = tiers or suite.default_tiers(profile)
+        order = suite.Order(subject, profile, wanted, first_seed, workers, budget, steps, cell, progress)
         return suite.run(order)
 
 

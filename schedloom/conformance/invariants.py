@@ -174,6 +174,13 @@ _ALL = (
         ("T1",),
     ),
     Invariant(
+        "FB-1",
+        "Falling back is bounded: no request is sent to engines more often than its way through the fleet allows",
+        "count of dispatches of every client's request",
+        ("answered",),
+        ("R1", "R2"),
+    ),
+    Invariant(
         "COMP-2",
         "Every set of policies is accepted and then holds every invariant, or is refused with names and a reason",
         "composition of every pair and triple, and of the whole set",

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from itertools import count, islice
 from typing import Any
 
-from schedloom.conformance import composition, coverage, covering, examination, pure, routing, subjects
+from schedloom.conformance import composition, coverage, covering, examination, pure, routing, subjects, tiers
 from schedloom.conformance.cells import Cell, legal_cells
 from schedloom.conformance.laboratory import Laboratory, load_laboratory
 from schedloom.conformance.mutants import MUTANTS, Mutant
@@ -80,23 +80,64 @@ def run(order: Order) -> RunResult:
 
 
 def _run_tiers(order: Order, workers: Workers, until: float, result: RunResult) -> None:
+    sides = _sides(order.subject)
+    if "engine" in sides:
+        _run_engine_tiers(order, workers, until, result)
+    if "T0" in order.tiers and "router" in sides:
+        routed = routing.examine(order.subject)
+        result.composed += len(routed.accepted) + len(routed.refused)
+        result.composition += routed.violations
+        result.refusals += routed.refusals
+    for name in order.tiers:
+        if name not in TIERS:
+            _play_tier(name, order, workers, until, result)
+    result.cells.sort(key=lambda found: (found.tier, found.cell.label()))
+
+
+def _sides(subject: str | None) -> set[str]:
+    """Who calls ``subject``. Raises ConfigurationError when nobody does."""
+    called = {"engine": subjects.engine_policies(), "router": routing.routing_policies()}
+    sides = {side for side, names in called.items() if subject is None or subject in names}
+    if not sides:
+        raise ConfigurationError(f"there is no policy {subject!r}; see `schedloom policies`")
+    return sides
+
+
+def _run_engine_tiers(order: Order, workers: Workers, until: float, result: RunResult) -> None:
     if "T1" in order.tiers:
         _examine_models(order, workers, until, result)
-    if not {"T0", "T2", "mutants"} & set(order.tiers):
+    if not {"T0", "T2", "mutants"} & set(order.tiers) and not order.soak:
         return
     found = composition.examine(cells_of(order))
     if "T0" in order.tiers:
         result.composed = len(found.accepted) + len(found.refused)
-        routed = routing.examine(order.subject)
-        result.composed += len(routed.accepted) + len(routed.refused)
-        result.composition = [*found.violations, *routed.violations, *_unloadable(order)]
-        result.refusals = found.refusals + routed.refusals
+        result.composition, result.refusals = [*found.violations, *_unloadable(order)], found.refusals
     if "T2" in order.tiers and found.accepted:
         _examine_cells(order, found.accepted, workers, until, result)
     if "mutants" in order.tiers and order.cell is None:
         _hunt_mutants(order, workers, until, result)
     if order.soak:
         _soak(order, found.accepted, workers, until, result)
+
+
+def default_tiers(profile: str) -> tuple[str, ...]:
+    """In the core profile those that take minutes; otherwise all that are installed."""
+    others = tiers.names()
+    return (*TIERS, *(others if profile == "full" else [name for name in others if name == "R1"]))
+
+
+def _play_tier(name: str, order: Order, workers: Workers, until: float, result: RunResult) -> None:
+    tier = tiers.load(name)
+    if tier.side == "router":
+        sets = routing.examine(order.subject).accepted
+    else:
+        sets = [policies for policies in composition.policy_sets(order.subject) if composition.composes(policies)]
+    cases = [case for case in tier.cases(sets, order.profile) if order.cell in (None, cell_id(case))]
+    examine = partial(tiers.examine, name=name, profile=order.profile, first_seed=order.first_seed)
+    for done, found in enumerate(workers.each(examine, cases, until), 1):
+        result.cells.append(found)
+        order.progress(name, done, len(cases))
+        result.out_of_budget |= done < len(cases) and time.monotonic() >= until
 
 
 def empty_result(order: Order) -> RunResult:
@@ -171,7 +212,6 @@ def _examine_cells(order: Order, accepted: list[Cell], workers: Workers, until: 
     for done, found in enumerate(workers.each(examine, cells, until), 1):
         result.cells.append(found)
         order.progress("cells", done, len(cells))
-    result.cells.sort(key=lambda found: (found.tier, found.cell.label()))
     result.out_of_budget |= sum(found.tier == "T2" for found in result.cells) < len(cells)
     _count_coverage(order, result, legal)
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from schedloom.router.laboratory.promises import wrongs_of
 from tests.router.simulation import simulate
-from tests.router.test_simulation import wrongs_of
 from tests.router.writing import Faults, Town
 
 SEEDS = int(os.environ.get("SCHEDLOOM_SEEDS", "300")) // 2

@@ -1,0 +1,60 @@
+"""The router under test: in process, on a simulated clock and network, in front of engines that fail at random."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRouter:
+    """A case of R1: a router with these policies."""
+
+    policies: tuple[str, ...] = ()
+
+    def label(self) -> str:
+        return f"router with {'+'.join(self.policies) or 'no policy'}, simulated"
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"policies": list(self.policies)}
+
+
+class SimulationTier:
+    """R1, registered in the entry-point group ``schedloom.tiers``. One seed is one fleet with its faults."""
+
+    def __init__(self) -> None:
+        # Every fault is provoked, thousands of times over: the log would hold nothing else.
+        logging.getLogger("schedloom").setLevel(logging.CRITICAL)
+
+    side = "router"
+    invariants = ("OUT-1", "OUT-2", "OUT-3", "REJ-1", "RET-2", "FB-1", "KV-2", "KV-4", "LIVE-1", "OBS-1")
+
+    def cases(self, sets: Sequence[tuple[str, ...]], profile: str) -> list[SimulatedRouter]:
+        return [SimulatedRouter(policies) for policies in sets if profile == "full" or len(policies) != 3]
+
+    def seeds(self, profile: str) -> int:
+        return 250 if profile == "full" else 25
+
+    def needs(self, case: SimulatedRouter) -> list[str]:
+        ways = ["append", "fallback"] if OWNER_POLICY in case.policies else []
+        return ["answered", "error", "client left", "pd", *ways]
+
+    def play(self, case: SimulatedRouter, seed: int) -> dict[str, Any]:
+        from schedloom.router.laboratory.clock import simulate
+        from schedloom.router.laboratory.promises import wrongs_of_town
+        from schedloom.router.laboratory.town import Town
+
+        town = Town(seed, policies=case.policies, append=OWNER_POLICY in case.policies)
+        simulate(town.play())
+        events: Counter[str] = Counter()
+        for turn in town.turns:
+            events["client left"] += turn.left
+            events["answered" if turn.received.status == 200 else "error"] += not turn.left
+            events[turn.received.headers.get("x-schedloom-decision", "none")] += 1
+        return {"steps": sum(town.ledger.dispatches.values()), "events": events, "violations": wrongs_of_town(town)}
+
+
+OWNER_POLICY = "session_owner"

@@ -1,0 +1,286 @@
+"""Simulated engines that fail at random, and what they would notice of each other.
+
+KV that is pulled after its lease or for another prompt, KV that nobody pulls and tickets that do not fit are written
+down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from schedloom.core.continuation import CONTINUABLE_KEY, RESUME_KEY, HandBack, Ticket, digest
+from schedloom.core.wire import CONTRACT_PATH, LOCAL_ATTEMPT_KEY, REJECTION_PREFIX, EngineContract, Role
+from schedloom.router.upstream import BrokenOff, ConnectFailed, TimedOut, TooLate, UpstreamRequest
+
+LEASE = 12.0
+WORDS = 4
+MODEL = "fake-model"
+
+
+@dataclass
+class Faults:
+    """How likely an engine is to do what, for each request that reaches it."""
+
+    refuse: float = 0.0
+    error: float = 0.0
+    client_error: float = 0.0
+    full: float = 0.0
+    hang: float = 0.0
+    cut: float = 0.0
+    no_parameters: float = 0.0
+    restart: float = 0.0
+    evict: float = 0.0
+    slow: float = 0.0
+    hand_back: float = 0.0
+
+    @classmethod
+    def any(cls, random: random.Random) -> Faults:
+        return cls(**{name: random.choice([0, 0, 0, 0.1, 0.4]) for name in cls.__dataclass_fields__})
+
+
+@dataclass
+class SimulatedEngine:
+    """A Prefiller keeps leases by request id, a Decoder holds sessions' KV; a restart forgets both."""
+
+    origin: str
+    role: Role
+    random: random.Random
+    faults: Faults
+    lives: int = 1
+    leases: dict[str, float] = field(default_factory=dict)
+    holds: set[str] = field(default_factory=set)
+    recomputes: bool = False
+
+    @property
+    def contract(self) -> Any:
+        features = ["append_prefill", "recompute"] if self.recomputes else ["append_prefill"]
+        return EngineContract(
+            epoch=f"life-{self.lives}",
+            role=self.role,
+            models=[MODEL],
+            block_size=16,
+            kv_lease_seconds=LEASE,
+            features=features,
+        )
+
+    def happens(self, fault: str) -> bool:
+        return self.random.random() < float(getattr(self.faults, fault))
+
+    def restart(self) -> None:
+        self.lives += 1
+        self.leases.clear()
+        self.holds.clear()
+
+
+@dataclass
+class Ledger:
+    """What must never be, in words, and what came in for each client's request."""
+
+    wrongs: list[str] = field(default_factory=list)
+    dispatches: dict[str, int] = field(default_factory=dict)
+    handed_back: dict[str, int] = field(default_factory=dict)
+    answers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+
+class SimulatedResponse:
+    on_late_answer: Callable[[int, bytes], None] | None = None
+
+    def __init__(self, steps: list[bytes | Exception], kind: bytes, status: int, wait: float) -> None:
+        self.status = status
+        self.headers = [(b"content-type", kind)]
+        self._steps = steps
+        self._said: list[bytes | Exception] = []
+        self._wait = wait
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(self._wait)
+        step = self._steps.pop(0) if self._steps else b""
+        self._said.append(step)
+        if isinstance(step, TimedOut):
+            await asyncio.sleep(300)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def close(self) -> None:
+        said = [*self._said, *self._steps]
+        if b"" not in self._said and self.on_late_answer is not None:
+            self.on_late_answer(self.status, b"".join(step for step in said if isinstance(step, bytes)))
+        self._steps.clear()
+
+
+class SimulatedUpstream:
+    def __init__(self, engines: list[SimulatedEngine], ledger: Ledger) -> None:
+        self.engines = {engine.origin: engine for engine in engines}
+        self.ledger = ledger
+
+    async def close(self) -> None:
+        return None
+
+    async def send(self, request: UpstreamRequest) -> SimulatedResponse:
+        engine = self.engines[request.origin]
+        if request.path == CONTRACT_PATH:
+            return _whole(engine.contract.model_dump(mode="json"))
+        body = json.loads(request.body)
+        label = _label(body)
+        self.ledger.dispatches[label] = self.ledger.dispatches.get(label, 0) + 1
+        try:
+            await self._reach(engine, request)
+        except asyncio.CancelledError:
+            if request.settle_seconds:
+                self._take_over(body)
+            raise
+        response = await self._answer(engine, request, body)
+        response.on_late_answer = request.on_late_answer
+        return response
+
+    async def _reach(self, engine: SimulatedEngine, request: UpstreamRequest) -> None:
+        delay = engine.random.choice([0, 0.001, 0.01]) + (engine.happens("slow") and engine.random.uniform(5, 30))
+        if request.dispatch_by is not None and self._now() + delay > request.dispatch_by:
+            await asyncio.sleep(request.dispatch_by - self._now())
+            self._excuse(request)
+            raise TooLate(request.origin)
+        await asyncio.sleep(delay)
+        if engine.happens("restart"):
+            engine.restart()
+        if engine.happens("refuse"):
+            self._excuse(request)
+            raise ConnectFailed(request.origin)
+
+    def _excuse(self, request: UpstreamRequest) -> None:
+        """A Prefiller whose Decoder cannot be reached keeps its KV to the end of the lease."""
+        parameters = json.loads(request.body).get("kv_transfer_params") or {}
+        if "from" in parameters:
+            self.engines[parameters["from"]].leases.pop(parameters["id"], None)
+
+    async def _answer(self, engine: SimulatedEngine, request: UpstreamRequest, body: Any) -> SimulatedResponse:
+        for fault, status in (("error", 500), ("full", 503), ("client_error", 400)):
+            if engine.happens(fault):
+                self._take_over(body)
+                return _whole({"error": {"message": fault, "code": status}}, status)
+        if engine.happens("hang"):
+            self._take_over(body)
+            await asyncio.sleep(request.first_byte_timeout)
+            raise TimedOut(request.origin)
+        parameters = body.get("kv_transfer_params") or {}
+        if parameters.get("do_remote_decode"):
+            return self._prefill(engine, dict(request.headers)[b"x-request-id"].decode(), _tokens(body))
+        self._take_over(body)
+        body["request_id"] = dict(request.headers)[b"x-request-id"].decode()
+        return self._decode(engine, dict(request.headers).get(b"x-session-id", b"").decode(), body)
+
+    def _prefill(self, engine: SimulatedEngine, request_id: str, tokens: list[int]) -> SimulatedResponse:
+        if engine.happens("no_parameters"):
+            return _whole({"kv_transfer_params": None})
+        engine.leases[request_id] = self._now() + LEASE
+        source = {"from": engine.origin, "id": request_id, "life": engine.lives, "tokens": tokens}
+        return _whole({"kv_transfer_params": source})
+
+    def _take_over(self, body: Any) -> None:
+        """A Decoder that sees a hand-over, whatever becomes of it, lets the Prefiller go."""
+        parameters = body.get("kv_transfer_params") or {}
+        if "from" not in parameters:
+            return
+        source = self.engines[parameters["from"]]
+        expiry = source.leases.pop(parameters["id"], None)
+        if source.lives == parameters["life"] and (expiry is None or expiry < self._now()):
+            self.ledger.wrongs.append(f"{_label(body)}: KV pulled twice, or after its lease")
+        if parameters["tokens"] != _tokens(body):
+            self.ledger.wrongs.append(f"{_label(body)}: KV of another prompt")
+
+    def _decode(self, engine: SimulatedEngine, session: str, body: Any) -> SimulatedResponse:
+        marked = (body.get("vllm_xargs") or {}).get(LOCAL_ATTEMPT_KEY) == 1
+        if engine.happens("evict"):
+            engine.holds.discard(session)
+        if marked and body.get("kv_transfer_params"):
+            self.ledger.wrongs.append(f"{_label(body)}: a local attempt with transfer parameters")
+        if marked and session not in engine.holds:
+            return self._said(engine, body, [], "stop", REJECTION_PREFIX + "no_usable_prefix")
+        engine.holds.add(session)
+        told = self._output_so_far(engine, body)
+        number = told[0] // WORDS if told else next(self.ledger.answers)
+        output = [number * WORDS + word for word in range(WORDS)]
+        if is_marked(body) and engine.recomputes and engine.happens("hand_back"):
+            output = output[: engine.random.randint(len(told), WORDS)]
+            self.ledger.handed_back[_label(body)] = self.ledger.handed_back.get(_label(body), 0) + 1
+            handed_back = HandBack("preempted", _prompt(_label(body)), output)
+            return self._said(engine, body, _words(output, len(told)), "stop", handed_back.stop_reason)
+        return self._said(engine, body, _words(output, len(told)), "length", None)
+
+    def _output_so_far(self, engine: SimulatedEngine, body: Any) -> list[int]:
+        extra = body.get("vllm_xargs") or {}
+        if RESUME_KEY not in extra and CONTINUABLE_KEY not in extra:
+            return []
+        if not engine.recomputes:
+            self.ledger.wrongs.append(f"{_label(body)}: marks for an engine that does not know them")
+        ticket = Ticket.read(extra[RESUME_KEY]) if RESUME_KEY in extra else None
+        if ticket is None:
+            return []
+        if ticket.prompt_digest != digest(_prompt(_label(body))) or "from" not in (body["kv_transfer_params"]):
+            self.ledger.wrongs.append(f"{_label(body)}: a ticket that does not fit")
+        return list(ticket.output)
+
+    def _said(
+        self, engine: SimulatedEngine, body: Any, words: list[str], finish: str, stop_reason: str | None
+    ) -> SimulatedResponse:
+        end = {"index": 0, "finish_reason": finish, "stop_reason": stop_reason}
+        head = {"id": body["request_id"], "created": 1}
+        if not body.get("stream"):
+            answer = _whole({"choices": [end | {"text": "".join(words)}]})
+            return self._perhaps_cut(engine, answer)
+        chunks = [head | {"choices": [{"index": 0, "text": word, "finish_reason": None}]} for word in words]
+        finished = [head | {"choices": [end | {"text": ""}]}] if words or engine.random.random() < 0.5 else []
+        events = [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in [*chunks, *finished]]
+        stream = b"".join([*events, b"data: [DONE]\n\n"])
+        cuts = sorted(engine.random.sample(range(1, len(stream)), 3)) if engine.random.random() < 0.5 else []
+        parts = [stream[a:b] for a, b in itertools.pairwise([0, *cuts, len(stream)])]
+        return self._perhaps_cut(engine, SimulatedResponse(list(parts), b"text/event-stream", 200, 0.01))
+
+    def _perhaps_cut(self, engine: SimulatedEngine, response: SimulatedResponse) -> SimulatedResponse:
+        if engine.happens("cut"):
+            stream = b"".join(step for step in response._steps if isinstance(step, bytes))
+            left = stream[: engine.random.randrange(len(stream))]
+            error = engine.random.choice([BrokenOff("cut"), TimedOut("silent")])
+            response._steps[:] = [left, error] if left else [error]
+        return response
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def is_marked(body: Any) -> bool:
+    return (body.get("vllm_xargs") or {}).get(CONTINUABLE_KEY) == 1
+
+
+def _label(body: Any) -> str:
+    """Which client's request a body is of: clients say it themselves, and the tokens of their prompts begin with it."""
+    return str(body.get("user") or bytes(body["prompt"]).partition(b"\0")[0].decode())
+
+
+def _prompt(label: str) -> list[int]:
+    return list(f"{label}\0prompt".encode())
+
+
+def _tokens(body: Any) -> list[int]:
+    """Everything that a request needs the KV of."""
+    if isinstance(body["prompt"], list):
+        return list(body["prompt"])
+    extra = body.get("vllm_xargs") or {}
+    return _prompt(_label(body)) + (list(Ticket.read(extra[RESUME_KEY]).output) if RESUME_KEY in extra else [])
+
+
+def _words(output: list[int], told: int) -> list[str]:
+    """An answer's words; the first ``told`` of them come in one piece with the one behind them."""
+    words = [f"{token // WORDS}.{token % WORDS} " for token in output]
+    return ["".join(words[: told + 1]), *words[told + 1 :]] if words else []
+
+
+def _whole(value: Any, status: int = 200) -> SimulatedResponse:
+    return SimulatedResponse([json.dumps(value).encode()], b"application/json", status, 0.0)

@@ -1,0 +1,94 @@
+"""A whole router on a simulated clock, in front of a simulated fleet, with clients that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schedloom.core.wire import Role
+from schedloom.router.app import RouterApp
+from schedloom.router.laboratory.client import Client, Received
+from schedloom.router.laboratory.engines import LEASE, MODEL, Faults, Ledger, SimulatedEngine, SimulatedUpstream
+from schedloom.router.settings import router_settings
+
+HANDOFF = 10.0
+PROMPT = "a" * 3000
+CONTINUATIONS = 3
+
+
+@dataclass
+class Turn:
+    label: str
+    session: str | None
+    stream: bool
+    left: bool
+    received: Received
+
+
+class Town:
+    """One simulated fleet under one seed. ``append``: local attempts are made, whoever is named for it."""
+
+    def __init__(
+        self,
+        seed: int,
+        faults: Faults | None = None,
+        healthy: int = 0,
+        policies: Sequence[str] = (),
+        append: bool = True,
+    ) -> None:
+        self.append = append
+        self.policies = [{"name": name} for name in policies]
+        self.random = random.Random(seed)
+        self.ledger = Ledger()
+        roles = [Role.PRODUCER] * self.random.randint(1, 3) + [Role.CONSUMER] * self.random.randint(1, 3)
+        self.engines = [
+            SimulatedEngine(f"http://e{n}:1", role, self.random, faults or Faults.any(self.random))
+            for n, role in enumerate(roles)
+        ]
+        for engine in (self.engines[0], self.engines[-1])[: 2 * healthy]:
+            engine.faults = Faults()
+        for engine in self.engines:
+            engine.recomputes = engine.role is Role.CONSUMER and self.random.random() < 0.7
+        self.turns: list[Turn] = []
+
+    async def play(self, clients: int = 4, turns: int = 4) -> None:
+        settings = router_settings(
+            {
+                "workers": [{"url": engine.origin} for engine in self.engines],
+                "enable_decoder_append_prefill": self.append,
+                "policies": self.policies,
+                "handoff_timeout_seconds": HANDOFF,
+                "request_timeout_seconds": 2000,
+                "health_interval_seconds": 60,
+                "max_continuations": CONTINUATIONS,
+            }
+        )
+        loop = asyncio.get_running_loop()
+        self.app = RouterApp(
+            settings, SimulatedUpstream(self.engines, self.ledger), clock=loop.time, chance=random.Random(0)
+        )
+        await self.app.start()
+        await asyncio.gather(*[self._client(number, turns) for number in range(clients)])
+        await asyncio.sleep(LEASE * 2)
+        await self.app.close()
+
+    async def _client(self, number: int, turns: int) -> None:
+        session = None if self.random.random() < 0.2 else f"s{number}"
+        for turn in range(turns):
+            await asyncio.sleep(self.random.uniform(0, 3))
+            await self._turn(f"{number}.{turn}", session)
+
+    async def _turn(self, label: str, session: str | None) -> None:
+        client = Client(self.app)
+        stream = self.random.random() < 0.6
+        body = {"model": MODEL, "prompt": PROMPT, "stream": stream, "user": label}
+        headers = {"x-schedloom-ttft-slo-ms": "20"} if self.policies and self.random.random() < 0.5 else {}
+        headers |= {} if session is None else {"X-Session-ID": session}
+        left = self.random.random() < 0.2
+        if left:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.random.choice([0, 0.001, 0.005, 0.02, 0.1, 7]), client.leave.set)
+        received = await client.post("/v1/completions", body, headers)
+        self.turns.append(Turn(label, session, stream, left and client.leave.is_set(), received))

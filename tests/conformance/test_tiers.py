@@ -1,0 +1,73 @@
+"""C5: tiers that other rooms bring are played seed by seed, and what they find has the id of what it breaks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from schedloom.conformance import tiers
+from schedloom.conformance.verdicts import Verdict
+from schedloom.core.errors import ConfigurationError
+from schedloom.router.laboratory import SimulatedRouter, SimulationTier, engines
+
+
+class Scripted:
+    """A tier that plays what it is told, seed after seed."""
+
+    side = "router"
+    invariants = ("OUT-1", "KV-2")
+
+    def __init__(self, *played: Mapping[str, Any]) -> None:
+        self.played = played
+
+    def cases(self, sets: Sequence[tuple[str, ...]], profile: str) -> list[SimulatedRouter]:
+        return [SimulatedRouter(policies) for policies in sets]
+
+    def seeds(self, profile: str) -> int:
+        return len(self.played)
+
+    def needs(self, case: Any) -> list[str]:
+        return ["answered"]
+
+    def play(self, case: Any, seed: int) -> Mapping[str, Any]:
+        if not self.played[seed]:
+            raise ConfigurationError("not here")
+        return self.played[seed]
+
+
+def played(*violations: tuple[str, str], **events: int) -> dict[str, Any]:
+    return {"steps": 3, "events": events, "violations": list(violations)}
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict"),
+    [
+        ([played(), played(answered=1)], Verdict.PASSED),
+        ([played(), played()], Verdict.INCONCLUSIVE),
+        ([played(("KV-2", "left")), played(answered=1)], Verdict.FAILED),
+        ([{}], Verdict.REFUSED),
+    ],
+)
+def test_what_was_played_becomes_a_verdict(
+    monkeypatch: pytest.MonkeyPatch, script: list[Any], verdict: Verdict
+) -> None:
+    monkeypatch.setattr(tiers, "load", lambda name: Scripted(*script))
+    found = tiers.examine(SimulatedRouter(), "R1", "core", 0)
+    assert found.verdict is verdict
+    if verdict is Verdict.FAILED:
+        assert found.failing_seed == 0 and found.invariants == {"OUT-1": Verdict.PASSED, "KV-2": Verdict.FAILED}
+
+
+def test_a_router_whose_engines_forget_early_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, tier = SimulatedRouter(("session_owner",)), SimulationTier()
+    assert not any(tier.play(case, seed)["violations"] for seed in range(8))
+    prefill = engines.SimulatedUpstream._prefill
+
+    def forgetful(self: Any, engine: Any, request_id: str, tokens: list[int]) -> Any:
+        response = prefill(self, engine, request_id, tokens)
+        engine.leases[request_id] = self._now() - 1
+        return response
+
+    monkeypatch.setattr(engines.SimulatedUpstream, "_prefill", forgetful)
+    found = [violation for seed in range(8) for violation in tier.play(case, seed)["violations"]]
+    assert "KV-4" in {invariant for invariant, _ in found}
