@@ -20,6 +20,10 @@ LONG = 200
 """Tokens of an answer, two of which a pool of 25 blocks cannot hold."""
 
 
+in_flight = pytest.mark.parametrize("asynchronous", [True], indirect=True, ids=["async"])
+"""Only with asynchronous scheduling something is in flight when a request is preempted."""
+
+
 @pytest.fixture
 def engine(make: Make) -> TellingRunner:
     """A Decoder in whose pool two long answers do not fit."""
@@ -104,9 +108,10 @@ def test_output_in_flight_is_waited_for(make: Make, asynchronous: bool) -> None:
     assert engine.leaks() == []
 
 
-def hold(make: Make) -> TellingRunner:
-    """An engine in which r1 waits, without KV, for its output in flight."""
+def hold(make: Make, depth: int | None = None) -> TellingRunner:
+    """An engine, with up to ``depth`` batches in flight, in which r1 waits, without KV, for its output in flight."""
     engine = TellingRunner.over(make(ANY_LENGTH, num_blocks=25, role=None))
+    engine.depth = depth or engine.depth
     two_long(engine)
     while True:
         engine.begin()
@@ -116,9 +121,25 @@ def hold(make: Make) -> TellingRunner:
             engine.finish()
 
 
-def test_a_held_request_that_meets_its_end_just_ends(make: Make, asynchronous: bool) -> None:
-    if not asynchronous:
-        pytest.skip("nothing is in flight")
+@in_flight
+def test_output_of_several_steps_in_flight_is_waited_for(make: Make) -> None:
+    """As with pipeline parallelism, more than two batches deep."""
+    engine = hold(make, depth=4)
+    had = len(engine.produced["r1"])
+    assert engine.scheduler.requests["r1"].num_stale_output_tokens == 3
+    for drained in range(1, 4):
+        assert engine.handed_back("r1") is None
+        engine.finish()
+        assert len(engine.produced["r1"]) == had + drained
+    handed = engine.handed_back("r1")
+    assert handed is not None and list(handed.output) == engine.produced["r1"]
+    engine.drain()
+    assert engine.produced["r0"] == answer(prompt(0), LONG)
+    assert engine.leaks() == []
+
+
+@in_flight
+def test_a_held_request_that_meets_its_end_just_ends(make: Make) -> None:
     engine = hold(make)
     request = engine.scheduler.requests["r1"]
     request.max_tokens = request.num_output_tokens + 1
@@ -128,9 +149,8 @@ def test_a_held_request_that_meets_its_end_just_ends(make: Make, asynchronous: b
     assert engine.leaks() == []
 
 
-def test_a_held_request_can_be_aborted(make: Make, asynchronous: bool) -> None:
-    if not asynchronous:
-        pytest.skip("nothing is in flight")
+@in_flight
+def test_a_held_request_can_be_aborted(make: Make) -> None:
     engine = hold(make)
     engine.scheduler.finish_requests("r1", RequestStatus.FINISHED_ABORTED)
     engine.drain()
@@ -139,9 +159,8 @@ def test_a_held_request_can_be_aborted(make: Make, asynchronous: bool) -> None:
     assert engine.leaks() == []
 
 
-def test_a_held_request_survives_a_reset(make: Make, asynchronous: bool) -> None:
-    if not asynchronous:
-        pytest.skip("nothing is in flight")
+@in_flight
+def test_a_held_request_survives_a_reset(make: Make) -> None:
     engine = hold(make)
     assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
     handed = engine.until_handed_back("r1")
@@ -151,9 +170,8 @@ def test_a_held_request_survives_a_reset(make: Make, asynchronous: bool) -> None
     assert engine.leaks() == []
 
 
-def test_a_pause_does_not_lose_a_held_request(make: Make, asynchronous: bool) -> None:
-    if not asynchronous:
-        pytest.skip("nothing is in flight")
+@in_flight
+def test_a_pause_does_not_lose_a_held_request(make: Make) -> None:
     engine = hold(make)
     engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     engine.steps(4)
