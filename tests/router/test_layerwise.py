@@ -18,7 +18,7 @@ from tests.router.fakes import Answer, FakeEngine, Seen, contract
 
 pytestmark = pytest.mark.anyio
 
-CONNECTOR = {"kv_connectors": ["MooncakeLayerwiseConnector"], "features": []}
+CONNECTOR: dict[str, Any] = {"kv_connectors": ["MooncakeLayerwiseConnector"], "features": []}
 ROUTER = "http://10.0.0.9:9000"
 ASKED = {
     "token_ids": [],

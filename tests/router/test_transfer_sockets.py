@@ -19,8 +19,8 @@ from tests.router.test_transfers import ENDPOINTS, PUSH
 
 pytestmark = pytest.mark.anyio
 
-WORD = event_bytes({"choices": [{"index": 0, "text": "word", "finish_reason": None}]})
-DONE = event_bytes("[DONE]")
+WORD: Any = event_bytes({"choices": [{"index": 0, "text": "word", "finish_reason": None}]})
+DONE: Any = event_bytes("[DONE]")
 BODY = {"model": "m", "prompt": "a", "stream": True}
 
 
@@ -76,7 +76,7 @@ async def test_pushed_answers_arrive() -> None:
 
 async def test_hanging_up_while_the_decoder_waits_stops_neither_until_the_kv_is_there() -> None:
     pair = Pushing()
-    async with routed(pair.p, pair.d) as address:
+    async with routed(pair.p, pair.d, handoff_settle_seconds=0.05) as address:
         await hang_up_when(address, lambda: pair.d.seen)
         await asyncio.sleep(0.2)
         assert (pair.p.cancelled, pair.d.cancelled) == (0, 0)
@@ -97,6 +97,17 @@ async def test_hanging_up_before_the_prefiller_accepts_stops_it_and_asks_no_deco
         await hang_up_when(address, lambda: pair.p.seen)
         await until(lambda: pair.p.cancelled == 1)
     assert pair.d.seen == []
+
+
+async def test_a_decoder_whose_prefiller_fails_twice_is_left_at_once() -> None:
+    pair = Pushing()
+    late = event_bytes({"error": {"message": "late", "code": 500}})
+    pair.p.script = [Answer(200, EVENTS, [late, DONE])] * 2
+    async with routed(pair.p, pair.d) as address, httpx2.AsyncClient() as client:
+        received = await client.post(f"{address}/v1/completions", json=BODY)
+        assert (received.status_code, received.json()["error"]["code"]) == (502, "prefill_failed")
+        await until(lambda: pair.d.cancelled == 1)
+    assert (len(pair.p.seen), len(pair.d.seen)) == (2, 1)
 
 
 async def test_a_decoder_asks_over_its_own_connection() -> None:
