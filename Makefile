@@ -22,8 +22,8 @@ lint: setup  ## Check style, types and the borders between the rooms
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-conformance: setup  ## The core profile of the conformance suite (20 minutes and more); JSON=PATH keeps the figures
-	@$(BIN)/schedloom conformance run --profile core --report conformance-report.yaml $(if $(JSON),--json $(JSON))
+conformance: setup  ## The core profile of the conformance suite (some ten minutes on two cores); JSON=PATH keeps the figures
+	@$(BIN)/schedloom conformance run --profile core --workers 2 --report conformance-report.yaml $(if $(JSON),--json $(JSON))
 
 bench-scheduler: setup  ## What composed schedulers cost, as ratios to vLLM's own; JSON=PATH keeps the figures
 	@$(BIN)/pytest benchmarks --benchmark-columns=median,iqr,rounds $(if $(JSON),--figures $(JSON))
