@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from schedloom.core.wire import Role
@@ -66,6 +67,7 @@ class KeepingDecoder(FakeEngine):
     async def answer(self, seen: Seen) -> Answer:
         if seen.path == "/tokenize":
             self.tokenized += 1
+            await asyncio.sleep(0)
             return Answer.of({"tokens": tokens_of(seen.body), "count": 0, "max_model_len": 99})
         return await super().answer(seen)
 

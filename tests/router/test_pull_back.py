@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -204,6 +206,45 @@ async def test_without_the_policy_nothing_is_remembered(bench: Make) -> None:
     for messages in (HELLO, history("more")):
         assert (await router.client.chat("s", messages=messages)).decision == "pd"
     assert fleet.pulled == [] and not any("return_token_ids" in seen.body for seen in fleet.d.seen)
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_whatever_clients_do_to_their_histories_no_kv_is_wrong(bench: Make, seed: int) -> None:
+    """Turns at once, branches, edits anywhere, sessions that trade their histories, engines that fail now and then."""
+    chance, fleet = random.Random(seed), Fleet()
+    router = await started(bench, fleet)
+    histories = {session: list(HELLO) for session in "ab"}
+
+    async def turn(session: str) -> None:
+        messages = changed(chance, histories[chance.choice(session * 4 + "ab")])
+        if chance.random() < 0.1:
+            (fleet.p if chance.random() < 0.5 else fleet.d).script.append(Answer.error(500))
+        received = await router.client.chat(session, messages=messages, stream=chance.random() < 0.5)
+        if received.status == 200:
+            histories[session] = [*messages, {"role": "assistant", "content": received.text}, *HELLO]
+
+    for _ in range(12):
+        await asyncio.gather(*[turn(chance.choice("ab")) for _ in range(chance.choice([1, 1, 2, 3]))])
+    assert fleet.wrongs == []
+    assert fleet.pulled
+
+
+def changed(chance: random.Random, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As it was, most of the time; else with a letter changed, a turn left out, or two joined."""
+    kind, place = chance.randrange(8), chance.randrange(len(messages))
+    if kind == 0:
+        text = messages[place]["content"]
+        cut = chance.randrange(len(text))
+        return [
+            *messages[:place],
+            {**messages[place], "content": text[:cut] + "#" + text[cut + 1 :]},
+            *messages[place + 1 :],
+        ]
+    if kind == 1 and len(messages) > 2:
+        return [*messages[:place], *messages[place + 1 :]]
+    if kind == 2:
+        return messages[: place + 1]
+    return messages
 
 
 async def test_engines_that_move_kv_one_way_are_refused() -> None:
