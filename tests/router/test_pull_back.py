@@ -220,6 +220,7 @@ async def test_whatever_clients_do_to_their_histories_no_kv_is_wrong(bench: Make
         if chance.random() < 0.1:
             (fleet.p if chance.random() < 0.5 else fleet.d).script.append(Answer.error(500))
         received = await router.client.chat(session, messages=messages, stream=chance.random() < 0.5)
+        assert b"internal_error" not in received.body
         if received.status == 200:
             histories[session] = [*messages, {"role": "assistant", "content": received.text}, *HELLO]
 
