@@ -221,10 +221,14 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()  # type: ignore[union-attr]
 
     def say_goodbye(self) -> None:
-        """Nothing more will be asked; what was answered already is still heard."""
-        if self.is_open:
-            self._transport.write_eof()  # type: ignore[union-attr]
+        """Nothing more will be asked; what was answered already is still heard, but over TLS: it has no half-closed ends."""
+        if self._transport is None or not self.is_open:
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
             self.resume()
+        else:
+            self.abort()
 
     def abort(self) -> None:
         if self._transport is not None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -444,3 +449,46 @@ async def test_a_hand_over_that_an_engine_took_is_never_sent_twice(upstream: Htt
             await ask(upstream, origin, dispatch_by=asyncio.get_running_loop().time() + 60)
         await asyncio.sleep(0.05)
     assert asked == 1
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and a certificate of its own for 127.0.0.1, in one file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
+    files = ["-keyout", path, "-out", f"{path}.crt"]
+    subprocess.run([*made.split(), *files, "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"], check=True)
+    path.write_bytes(path.read_bytes() + Path(f"{path}.crt").read_bytes())
+    return path
+
+
+async def test_a_prefill_over_tls_is_cancelled_too(
+    upstream: HttpUpstream, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS cannot say goodbye on one side and go on listening: the connection ends."""
+    gone, asked = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"body")
+        asked.set()
+        with suppress(OSError):
+            await reader.read()
+        gone.set()
+        writer.close()
+
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    theirs.load_cert_chain(certificate)
+    ours = ssl.create_default_context(cafile=f"{certificate}.crt")
+    monkeypatch.setattr("schedloom.router.client._tls_context", lambda: ours)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=theirs)
+    origin = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    request = UpstreamRequest(origin, "POST", "/x", [], b"body", on_late_answer=lambda *said: None)
+    sending = asyncio.ensure_future(upstream.send(request))
+    await asked.wait()
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    await asyncio.wait_for(gone.wait(), 1)
+    server.close()
