@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from schedloom.adapters.engine.trace import FILE_VARIABLE
@@ -92,11 +92,11 @@ def request(number: int) -> Asked:
 
 async def ask_all(url: str, asked: list[Asked], **more: Any) -> list[Asked]:
     """All at once."""
-    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=300) as client:
         return list(await asyncio.gather(*[ask(client, one, more) for one in asked]))
 
 
-async def ask(client: httpx.AsyncClient, asked: Asked, more: dict[str, Any]) -> Asked:
+async def ask(client: httpx2.AsyncClient, asked: Asked, more: dict[str, Any]) -> Asked:
     told = Asked(asked.path, asked.body)
     async with client.stream("POST", asked.path, json=asked.body | more) as response:
         if not asked.body.get("stream"):
@@ -107,7 +107,7 @@ async def ask(client: httpx.AsyncClient, asked: Asked, more: dict[str, Any]) -> 
     return told
 
 
-async def parts(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def parts(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
     ended = False
     async for line in response.aiter_lines():
         assert not (ended and line), line
@@ -131,7 +131,7 @@ class System:
         return [one.answer for one in asyncio.run(ask_all(self.prefiller.url, asked, cache_salt="undisturbed"))]
 
     def counted(self, name: str) -> int:
-        lines = httpx.get(f"{self.router}/metrics").text.splitlines()
+        lines = httpx2.get(f"{self.router}/metrics").text.splitlines()
         values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith(f"schedloom_router_{name}")]
         return int(sum(map(float, values)))
 
@@ -177,8 +177,8 @@ def specs(runner: Runner, ports: list[int], trace: Path) -> list[EngineSpec]:
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=5).status_code == 200
-    except httpx.HTTPError:
+        return httpx2.get(url, timeout=5).status_code == 200
+    except httpx2.HTTPError:
         return False
 
 

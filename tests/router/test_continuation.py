@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
 
 from schedloom.core.continuation import HANDED_BACK_PREFIX, HandBack, Ticket
+from schedloom.router.app import RouterApp
+from schedloom.router.settings import router_settings
 from schedloom.router.upstream import BrokenOff
 from tests.router.client import Received
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import EVENTS, Answer, FakeEngine, decoder, prefiller
 from tests.router.recomputing import PROMPT, TEXT, TOKENS, recomputing
 from tests.router.retelling import TEXTS, TOKEN_IDS, TOOLS, Assembled, chunk, event, stream
+from tests.router.sockets import asgi, served
 
 pytestmark = pytest.mark.anyio
 
@@ -375,6 +381,26 @@ async def test_the_deadline_covers_continuations_too(bench: Make, streamed: bool
     received = await asked(router, stream=streamed)
     error = received.objects[-1]["error"] if streamed else received.json["error"]
     assert error["code"] == "request_timeout" and received.ended
+
+
+async def test_the_openai_client_sees_one_answer() -> None:
+    """Over sockets, whatever the pieces in which the hand-back arrives."""
+    async with AsyncExitStack() as stack:
+        engines: list[FakeEngine] = [prefiller(), recomputing(0, 3, 9), recomputing(1, 3, 9)]
+        urls = [await stack.enter_async_context(served(asgi(engine))) for engine in engines]
+        app = RouterApp(router_settings({"workers": [{"url": url} for url in urls]}))
+        await app.start()
+        stack.push_async_callback(app.close)
+        address = await stack.enter_async_context(served(app))
+        client = await stack.enter_async_context(AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0))
+        create = functools.partial(client.chat.completions.create, model="fake-model")
+        messages: Any = ASKED[CHAT]["messages"]
+        told: Any = await create(messages=messages, stream=True)
+        chunks = [chunk async for chunk in told]
+        assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == TEXT
+        assert len({chunk.id for chunk in chunks}) == 1
+        assert (await create(messages=messages)).choices[0].message.content == TEXT
+        assert app.metrics.registry.get_sample_value("schedloom_router_handed_back_total") == 4
 
 
 async def test_another_decoder_is_preferred_and_the_least_busy(bench: Make) -> None:
