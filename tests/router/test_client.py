@@ -458,7 +458,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs openssl")
     path = tmp_path_factory.mktemp("tls") / "both.pem"
     made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
-    files = ["-keyout", path, "-out", f"{path}.crt"]
+    files = ["-keyout", str(path), "-out", f"{path}.crt"]
     subprocess.run([*made.split(), *files, "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"], check=True)
     path.write_bytes(path.read_bytes() + Path(f"{path}.crt").read_bytes())
     return path
