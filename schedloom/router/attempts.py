@@ -49,9 +49,10 @@ class Attempts:
         self._budget = RetryBudget(clock)
         self._selection = selection
         self._dispatcher = Dispatcher(upstream, lessons, suspect, settings)
-        tokens = Tokens(upstream, fleet, settings, metrics)
-        capacity, margin = settings.session_capacity, settings.handoff_timeout_seconds
-        pull_back = PullBack(fleet, tokens, clock, capacity, margin) if settings.pulls_back else None
+        pull_back = None
+        if settings.pulls_back:
+            tokens = Tokens(upstream, fleet, settings, metrics)
+            pull_back = PullBack(fleet, tokens, clock, settings.session_capacity, settings.handoff_timeout_seconds)
         self.callbacks = Callbacks(callback_origin(settings), settings.handoff_timeout_seconds)
         self._transfers: dict[Mode, Transfer] = {
             Mode.PULL: PullTransfer(self._dispatcher, selection.decoder, pull_back),

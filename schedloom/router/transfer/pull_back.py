@@ -89,7 +89,9 @@ class PullBack:
         if self._clock() >= kept.expires_at or not self._fleet.owner_is_here(kept.owner):
             del self._kept[call.key]
             return None
-        tokens = (call.body.token_ids or await self._tokens.of(call)) if _is_text(call) else None
+        if not _is_text(call):
+            return None
+        tokens = call.body.token_ids or call.token_ids or await self._tokens.of(call)
         if tokens is None or not kept.begins(tokens) or self._kept.get(call.key) is not kept:
             return None
         del self._kept[call.key]
