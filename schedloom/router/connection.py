@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()  # type: ignore[union-attr]
 
     def say_goodbye(self) -> None:
-        """Nothing more will be asked; what was answered already is still heard, but over TLS, which has no half ends."""
+        """Nothing more will be asked; what was answered already is still heard, but not over TLS."""
         if self._transport is None or not self.is_open:
             return
         if self._transport.can_write_eof():

@@ -189,7 +189,7 @@ class Engine:
         for fault, status in (("error", 500), ("full", 503), ("client_error", 400)):
             if self.happens(fault):
                 if status == 500 or exchange.has_no_reader:
-                    # Whether it had registered cannot be told, or nobody hears it: the Prefiller keeps its KV to the lease.
+                    # Nobody can tell whether it had registered, or nobody hears it: the KV stays to the lease.
                     self.ledger.excused.add(exchange.request_id)
                 exchange.accept(status)
                 exchange.say(json.dumps({"error": {"message": fault, "code": status}}).encode())
