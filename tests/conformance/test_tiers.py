@@ -1,5 +1,6 @@
 """C5: tiers that other rooms bring are played seed by seed, and what they find has the id of what it breaks."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from schedloom.conformance import tiers
 from schedloom.conformance.verdicts import Verdict
 from schedloom.core.errors import ConfigurationError
-from schedloom.router.laboratory import SimulatedRouter, SimulationTier, engines
+from schedloom.router.laboratory import SimulatedRouter, SimulationTier, SocketTier, engines
 
 
 class Scripted:
@@ -71,3 +72,13 @@ def test_a_router_whose_engines_forget_early_is_accused(monkeypatch: pytest.Monk
     monkeypatch.setattr(engines.SimulatedUpstream, "_prefill", forgetful)
     found = [violation for seed in range(8) for violation in tier.play(case, seed)["violations"]]
     assert "KV-4" in {invariant for invariant, _ in found}
+
+
+def test_on_sockets_it_holds_what_it_promises() -> None:
+    case, tier = SimulatedRouter(("session_owner",), "on sockets"), SocketTier()
+    events: Counter[str] = Counter()
+    for seed in range(8):
+        found = tier.play(case, seed)
+        assert found["violations"] == [], f"seed {seed}"
+        events.update(found["events"])
+    assert all(events[event] for event in tier.needs(case))

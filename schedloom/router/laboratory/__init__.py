@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+OWNER_POLICY = "session_owner"
+"""Who makes local attempts."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRouter:
-    """A case of R1: a router with these policies."""
+    """A router with these policies."""
 
     policies: tuple[str, ...] = ()
+    where: str = "simulated"
 
     def label(self) -> str:
-        return f"router with {'+'.join(self.policies) or 'no policy'}, simulated"
+        return f"router with {'+'.join(self.policies) or 'no policy'}, {self.where}"
 
     def to_plain(self) -> dict[str, Any]:
         return {"policies": list(self.policies)}
@@ -44,17 +48,38 @@ class SimulationTier:
 
     def play(self, case: SimulatedRouter, seed: int) -> dict[str, Any]:
         from schedloom.router.laboratory.clock import simulate
-        from schedloom.router.laboratory.promises import wrongs_of_town
         from schedloom.router.laboratory.town import Town
 
         town = Town(seed, policies=case.policies, append=OWNER_POLICY in case.policies)
         simulate(town.play())
-        events: Counter[str] = Counter()
-        for turn in town.turns:
-            events["client left"] += turn.left
-            events["answered" if turn.received.status == 200 else "error"] += not turn.left
-            events[turn.received.headers.get("x-schedloom-decision", "none")] += 1
-        return {"steps": sum(town.ledger.dispatches.values()), "events": events, "violations": wrongs_of_town(town)}
+        return _found(town)
 
 
-OWNER_POLICY = "session_owner"
+class SocketTier(SimulationTier):
+    """R2, registered beside R1: the router's own HTTP client, on sockets of this machine and a real clock."""
+
+    def seeds(self, profile: str) -> int:
+        return 8
+
+    def cases(self, sets: Sequence[tuple[str, ...]], profile: str) -> list[SimulatedRouter]:
+        return [SimulatedRouter(policies, "on sockets") for policies in sets if len(policies) <= 1]
+
+    def play(self, case: SimulatedRouter, seed: int) -> dict[str, Any]:
+        import asyncio
+
+        from schedloom.router.laboratory.sockets import WiredTown
+
+        town = WiredTown(seed, policies=case.policies, append=OWNER_POLICY in case.policies)
+        asyncio.run(town.play())
+        return _found(town)
+
+
+def _found(town: Any) -> dict[str, Any]:
+    from schedloom.router.laboratory.promises import wrongs_of_town
+
+    events: Counter[str] = Counter()
+    for turn in town.turns:
+        events["client left"] += turn.left
+        events["answered" if turn.received.status == 200 else "error"] += not turn.left
+        events[turn.received.headers.get("x-schedloom-decision", "none")] += 1
+    return {"steps": sum(town.ledger.dispatches.values()), "events": events, "violations": wrongs_of_town(town)}

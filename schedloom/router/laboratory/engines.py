@@ -108,6 +108,9 @@ class SimulatedResponse:
             raise step
         return step
 
+    def break_off_where_silent(self) -> None:
+        self._steps = [BrokenOff("silent") if isinstance(step, TimedOut) else step for step in self._steps]
+
     def close(self) -> None:
         said = [*self._said, *self._steps]
         if b"" not in self._said and self.on_late_answer is not None:

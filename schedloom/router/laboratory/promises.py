@@ -34,7 +34,7 @@ def _unbounded(town: Town) -> list[Wrong]:
     back = town.ledger.handed_back
     # A local attempt that is handed back without output may look as if it was turned away.
     wrongs = [("FB-1", f"{label}: handed back {n} times") for label, n in back.items() if n > CONTINUATIONS + 1]
-    most = {label: 5 + 2 * back.get(label, 0) for label in town.ledger.dispatches}
+    most = {label: town.most_dispatches + 2 * back.get(label, 0) for label in town.ledger.dispatches}
     sent = town.ledger.dispatches.items()
     return wrongs + [("FB-1", f"{label}: {n} dispatches") for label, n in sent if n > most[label]]
 

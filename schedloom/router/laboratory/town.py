@@ -12,6 +12,7 @@ from schedloom.router.app import RouterApp
 from schedloom.router.laboratory.client import Client, Received
 from schedloom.router.laboratory.engines import LEASE, MODEL, Faults, Ledger, SimulatedEngine, SimulatedUpstream
 from schedloom.router.settings import router_settings
+from schedloom.router.upstream import Upstream
 
 HANDOFF = 10.0
 PROMPT = "a" * 3000
@@ -29,6 +30,13 @@ class Turn:
 
 class Town:
     """One simulated fleet under one seed. ``append``: local attempts are made, whoever is named for it."""
+
+    pace = 1.0
+    """Seconds that a client's second of thinking takes."""
+    most_dispatches = 5
+    """Of one client's request, when nobody hands it back."""
+    rest = 2 * LEASE
+    """Seconds after the last answer in which whatever holds KV must let it go."""
 
     def __init__(
         self,
@@ -66,18 +74,19 @@ class Town:
             }
         )
         loop = asyncio.get_running_loop()
-        self.app = RouterApp(
-            settings, SimulatedUpstream(self.engines, self.ledger), clock=loop.time, chance=random.Random(0)
-        )
+        self.app = RouterApp(settings, self._upstream(), clock=loop.time, chance=random.Random(0))
         await self.app.start()
         await asyncio.gather(*[self._client(number, turns) for number in range(clients)])
-        await asyncio.sleep(LEASE * 2)
+        await asyncio.sleep(self.rest)
         await self.app.close()
+
+    def _upstream(self) -> Upstream | None:
+        return SimulatedUpstream(self.engines, self.ledger)
 
     async def _client(self, number: int, turns: int) -> None:
         session = None if self.random.random() < 0.2 else f"s{number}"
         for turn in range(turns):
-            await asyncio.sleep(self.random.uniform(0, 3))
+            await asyncio.sleep(self.pace * self.random.uniform(0, 3))
             await self._turn(f"{number}.{turn}", session)
 
     async def _turn(self, label: str, session: str | None) -> None:
