@@ -86,7 +86,7 @@ class Attempts:
         Prefiller's lease.
         """
         self._budget.count_request()
-        tried = set(avoid)
+        tried = list(avoid)
         try:
             return await self._pass(call, reply, decision, target, tried)
         except TooLate:
@@ -96,7 +96,8 @@ class Attempts:
                 raise
         self._metrics.retries.inc()
         try:
-            return await self._pass(call, reply, decision, None, tried, may_repeat=False)
+            only_one_was_asked = len(tried) == len(avoid) + 1
+            return await self._pass(call, reply, decision, None, tried, may_repeat=only_one_was_asked)
         except TooLate:
             raise Failure.own(*TOO_LATE) from None
 
@@ -126,7 +127,7 @@ class Attempts:
         reply: Reply,
         decision: str,
         target: Target | None,
-        tried: set[Worker],
+        tried: list[Worker],
         may_repeat: bool = True,
     ) -> Outcome:
         """Once through a Prefiller and a Decoder, rather not those in ``tried``, to which both are added."""
@@ -142,8 +143,8 @@ class Attempts:
 
 
 def _chosen(
-    choose: Callable[[Call, Collection[Worker]], Target], call: Call, tried: set[Worker], given: Target | None = None
+    choose: Callable[[Call, Collection[Worker]], Target], call: Call, tried: list[Worker], given: Target | None = None
 ) -> Target:
     target = given or choose(call, tried)
-    tried.add(target.worker)
+    tried.append(target.worker)
     return target

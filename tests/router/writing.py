@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 from schedloom.core.wire import CONTRACT_PATH, KvEndpoint, Role
 from schedloom.router.app import RouterApp
@@ -79,6 +79,10 @@ class Exchange:
     @property
     def streams(self) -> bool:
         return bool(self.body.get("stream"))
+
+    @property
+    def prefills(self) -> bool:
+        return bool((self.body.get("kv_transfer_params") or {}).get("do_remote_decode"))
 
     @property
     def has_no_reader(self) -> bool:
@@ -159,6 +163,7 @@ class Engine:
     leases: dict[str, float] = field(default_factory=dict)
     registered: dict[str, Engine] = field(default_factory=dict)
     waiting: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    connector: ClassVar[str] = "NixlPushConnector"
 
     @property
     def engine_id(self) -> str:
@@ -171,7 +176,7 @@ class Engine:
             self.role,
             epoch=f"life-{self.lives}",
             kv_lease_seconds=LEASE,
-            kv_connectors=["NixlPushConnector"],
+            kv_connectors=[self.connector],
             kv_endpoints=[endpoint],
         )
 
@@ -188,7 +193,7 @@ class Engine:
     async def serve(self, exchange: Exchange) -> None:
         for fault, status in (("error", 500), ("full", 503), ("client_error", 400)):
             if self.happens(fault):
-                if status == 500 or exchange.has_no_reader:
+                if (status == 500 or exchange.has_no_reader) and not exchange.prefills:
                     # Nobody can tell whether it had registered, or nobody hears it: the KV stays to the lease.
                     self.ledger.excused.add(exchange.request_id)
                 exchange.accept(status)
@@ -284,6 +289,37 @@ class Engine:
         exchange.finish()
 
 
+class LayerwiseEngine(Engine):
+    """A Decoder asks the router for its prefill, whether or not its request still lives when it gets to it."""
+
+    connector = "MooncakeLayerwiseConnector"
+
+    async def _received(self, exchange: Exchange, parameters: Any) -> bool:
+        arrived = self.waiting[exchange.request_id] = asyncio.get_running_loop().create_future()
+        Town.now.later(self._ask(exchange.request_id, parameters["metaserver"]))
+        await asyncio.shield(arrived)
+        return True
+
+    async def _ask(self, request_id: str, address: str) -> None:
+        await asyncio.sleep(self.random.choice([0, 0.002, 1]))
+        body = {"request_id": f"cmpl-{request_id}-0", "do_remote_decode": True, "remote_engine_id": self.engine_id}
+        await Client(Town.now.app).post(f"/{address.split('/', 3)[3]}", body)
+
+    async def _prefill(self, exchange: Exchange) -> None:
+        life, reader = self.lives, Town.now.by_engine_id(exchange.body["kv_transfer_params"]["remote_engine_id"])
+        await asyncio.sleep(self.random.choice([0.001, 0.05, 2]))
+        if life != self.lives or self.happens("fail_late"):
+            return exchange.break_off(BrokenOff("half way"))
+        self.ledger.computed.add(exchange.request_id)
+        if reader is not None:
+            reader.written(exchange.request_id)
+        if self.happens("cut"):
+            return exchange.break_off(BrokenOff("cut"))
+        exchange.accept()
+        exchange.say(b'{"choices": []}')
+        exchange.finish()
+
+
 class Wire:
     """``Upstream`` between the router and these engines."""
 
@@ -359,16 +395,22 @@ class Town:
 
     now: Town
 
-    def __init__(self, seed: int, faults: Faults | None = None) -> None:
+    def __init__(self, seed: int, faults: Faults | None = None, kind: type[Engine] = Engine) -> None:
         Town.now = self
+        self._later: set[asyncio.Future[None]] = set()
         self.random = random.Random(seed)
         self.ledger = Ledger()
         roles = [Role.PRODUCER] * self.random.randint(1, 3) + [Role.CONSUMER] * self.random.randint(1, 3)
         self.engines = [
-            Engine(f"http://e{number}:1", role, self.random, faults or Faults.any(self.random), self.ledger)
+            kind(f"http://e{number}:1", role, self.random, faults or Faults.any(self.random), self.ledger)
             for number, role in enumerate(roles)
         ]
         self.turns: list[Turn] = []
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
 
     def by_engine_id(self, engine_id: str) -> Engine | None:
         return next((engine for engine in self.engines if engine.engine_id == engine_id), None)
@@ -381,6 +423,7 @@ class Town:
                 "request_timeout_seconds": 3000,
                 "first_byte_timeout_seconds": 300,
                 "health_interval_seconds": 60,
+                "callback_url": "http://router:1",
             }
         )
         loop = asyncio.get_running_loop()
