@@ -46,13 +46,13 @@ def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield fleet.engines["decoder"]
 
 
-def post(engine: Engine, path: str, body: dict[str, Any]) -> str:
+def post(engine: Engine, path: str, body: dict[str, Any], timeout: float = 60) -> str:
     request = urllib.request.Request(
         f"{engine.url}{path}",
         json.dumps({"model": "demo", **body}).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=timeout) as response:
         answer: str = response.read().decode()
     return answer
 

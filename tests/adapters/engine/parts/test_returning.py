@@ -352,9 +352,10 @@ def test_a_continuation_ends_at_its_clients_limit(roomy: TellingRunner, told: in
     assert original == prompt(1), "the list belongs to the front end too"
 
 
-def test_a_continuation_ends_at_the_models_limit(roomy: TellingRunner) -> None:
+@pytest.mark.parametrize("told", [40, 50])
+def test_a_continuation_ends_at_the_models_limit(roomy: TellingRunner, told: int) -> None:
     roomy.scheduler.max_model_len = 100
-    roomy.add("r", prompt(1), 1000, ticket=ticket_after(1, 40))
+    roomy.add("r", prompt(1), 1000, ticket=ticket_after(1, told))
     roomy.drain()
     assert roomy.produced["r"] == answer(prompt(1), 50)
     assert roomy.ended["r"] == ("length", None)
