@@ -21,8 +21,8 @@ class Passage:
     """One pass of a call through a Prefiller and a Decoder, both told the same ``request_id``.
 
     ``choose_prefiller`` and ``choose_decoder`` choose as late as a way allows, by what is known then; both raise
-    Failure (503) when there is nobody. Where ``may_repeat``, a prefill that fails may be
-    made once more, instead of a second pass.
+    Failure (503) when there is nobody. Where ``may_repeat``, a prefill that fails may be made once more, instead of a
+    second pass.
     """
 
     call: Call
