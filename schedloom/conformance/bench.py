@@ -11,12 +11,13 @@ from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any
 
-from schedloom.conformance import script
+from schedloom.conformance import script, subjects
 from schedloom.conformance.cells import Cell
 from schedloom.conformance.chain import Chain
 from schedloom.conformance.laboratory import Laboratory, Order, Output, Report
 from schedloom.conformance.ledger import ABORTED, Entry, Ledger
 from schedloom.conformance.oracles import Oracles
+from schedloom.conformance.promises import Promises
 from schedloom.conformance.verdicts import Violation
 from schedloom.core.composition import PolicySet
 
@@ -53,6 +54,9 @@ class Bench:
         self.engine = laboratory.build(cell, self.chain, policies, faults)
         self.ledger = Ledger(self.chain, cell.max_model_len, self._accuse)
         self.oracles = Oracles(cell, self.engine, self.ledger, self._accuse)
+        if policies is not None and policies.policies:
+            settings = {policy.name: policy.settings for policy in subjects.build(policies.names).policies}
+            self.oracles.promises = Promises(cell, self.engine, self.ledger, self._accuse, self.events, settings)
         self.script: list[script.Act] = []
         self.violations: list[Violation] = []
         self.schedule: list[dict[str, int]] | None = None
@@ -154,6 +158,9 @@ class Bench:
             if now[what] != before:
                 self._accuse("REJ-1", f"the rejection of {request_id} changed the engine's {what}")
         self.events["rejected in a quiet engine"] += 1
+        if self.oracles.promises is not None:
+            entry = self.ledger.entries[request_id]
+            self.oracles.promises.rejected(entry, self.engine.resident(entry.order))
 
     def conversation(self, entry: Entry) -> list[int]:
         """A request's prompt and its whole right answer, delivered or not."""
@@ -180,11 +187,13 @@ class Bench:
             self.schedule.append(dict(report.scheduled))
         for name in report.counted:
             self.ledger.entries[name].counted = True
+        if self.oracles.promises is not None:
+            self.oracles.promises.note_blocks(report)
         self._note_preemptions(report)
         for output in report.outputs or ():
             self._deliver(output)
         self._check_in_flight(report)
-        self.oracles.after_step(report, self._squeezed, self.paused)
+        self.oracles.after_step(report, self._squeezed, self.paused, throttled)
         self._continue_returned()
         if len(self.ledger.open) > self.engine.num_running >= self.cell.max_num_seqs:
             self.events["contention"] += 1
@@ -228,6 +237,8 @@ class Bench:
         self.events["token"] += len(output.tokens)
         if output.finish_reason is not None:
             self._compare_quiet(output.request_id)
+            if entry is not None and self.oracles.promises is not None:
+                self.oracles.promises.ended(entry, self._clock)
             self.events["rejected" if output.request_id in self.ledger.rejections else "finished"] += 1
 
     @_do.register
@@ -239,6 +250,8 @@ class Bench:
         self.events[f"aborted while {_PHASES.get(self.engine.phase(entry.name) or '', 'finished')}"] += 1
         self.events["aborted"] += 1
         self.engine.abort(entry.name)
+        if self.oracles.promises is not None:
+            self.oracles.promises.ended(entry, self._clock)
         self.ledger.close(entry, ABORTED)
         if act.twice:
             self._unchanged("ended again", lambda: self.engine.abort(entry.name))
@@ -305,7 +318,10 @@ class Bench:
 
     @_do.register
     def _crowd(self, act: script.Crowd) -> None:
+        self._pass(STEP_SECONDS)
         self.engine.crowd(act.running, act.kv_usage)
+        if self.oracles.promises is not None:
+            self.oracles.promises.told(act.running, act.kv_usage, self._clock)
 
     @_do.register
     def _lose(self, act: script.Lose) -> None:

@@ -17,8 +17,8 @@ GROUP = "schedloom.laboratories"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A request, as an engine takes it. ``arrival`` is in seconds; ``transfer`` is "", "receive" or "send"; a
-    ``fast`` one is over in the moment it begins. A ``continuable`` one may be handed back; one with a ``ticket`` was."""
+    """A request, as an engine takes it. ``arrival`` is in seconds; ``transfer`` is "", "receive" or "send"; a ``fast``
+    one is over in the moment it begins. A ``continuable`` one may be handed back; one with a ``ticket`` was."""
 
     request_id: str
     prompt: list[int]
@@ -73,6 +73,30 @@ class Report(Protocol):
 
     @property
     def zeroed(self) -> int: ...
+    @property
+    def left(self) -> dict[str, int]:
+        """The tokens that each scheduled request had to compute: of one that decodes, one."""
+        ...
+
+    @property
+    def streams(self) -> Sequence[str]:
+        """The running requests that had a token at most to compute; ``prefilling`` counts those that had more."""
+        ...
+
+    @property
+    def prefilling(self) -> int: ...
+    @property
+    def saved(self) -> Sequence[tuple[str, int]]:
+        """The preempted requests whose KV is saved, with the tokens that they had computed."""
+        ...
+
+    @property
+    def refreshed(self) -> Sequence[int]:
+        """The blocks that were put off from eviction."""
+        ...
+
+    @property
+    def now(self) -> float: ...
     @property
     def counted(self) -> Sequence[str]:
         """The requests that entered the statistics of the prefix cache."""
@@ -139,6 +163,10 @@ class Engine(Protocol):
     def references(self) -> list[int]: ...
     def census(self) -> tuple[int, dict[int, tuple[int, int]]]:
         """Blocks that say nobody owns them, and those that are wrong: what they say, and how many own them."""
+        ...
+
+    def resident(self, order: Order) -> int:
+        """The tokens of a request that does not exist any more of which the engine holds KV."""
         ...
 
     def orphans(self) -> list[str]: ...

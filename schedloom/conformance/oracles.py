@@ -8,6 +8,7 @@ from itertools import chain
 from schedloom.conformance.cells import Cell
 from schedloom.conformance.laboratory import Engine, Report
 from schedloom.conformance.ledger import Accuse, Entry, Ledger
+from schedloom.conformance.promises import Promises
 
 OVERTAKES_PER_SEAT = 8
 """A request may be overtaken by this many later ones for each sequence that can run at a time."""
@@ -22,6 +23,8 @@ IDLE_LIMIT = 64
 class Oracles:
     """Watches one engine's steps, accuses, and counts what happened."""
 
+    promises: Promises | None = None
+
     def __init__(self, cell: Cell, engine: Engine, ledger: Ledger, accuse: Accuse) -> None:
         self._cell = cell
         self._engine = engine
@@ -33,11 +36,13 @@ class Oracles:
         self._idle = 0
         self._steps = 0
 
-    def after_step(self, report: Report, squeezed: bool, paused: str = "") -> None:
+    def after_step(self, report: Report, squeezed: bool, paused: str = "", throttled: bool = False) -> None:
         self._budget(report)
         self._axes(report)
         for preemption in report.preemptions:
             self._preempted(preemption.request_id, preemption.deferred, preemption.reset)
+        if self.promises is not None:
+            self.promises.after_step(report, squeezed or bool(paused) or throttled)
         if paused:
             self._at_rest(report, paused)
         if report.admitted:
@@ -82,7 +87,8 @@ class Oracles:
             entry = self._ledger.entries[request_id]
             if request_id in report.admitted:
                 computed = report.admitted[request_id]
-                self._joined(entry, computed, self._shared(report, request_id, computed) if self.salted else [])
+                shared = self._shared(report, request_id, computed) if self.salted else []
+                self._joined(entry, computed, shared, report.now)
             if self.salted and request_id in report.blocks:
                 self._note_writer(request_id, report.blocks[request_id])
 
@@ -91,7 +97,7 @@ class Oracles:
         pairs = zip(report.blocks[request_id], self._cell.groups, strict=True)
         return [block for table, group in pairs for block in table[: computed // group.block_size] if block]
 
-    def _joined(self, entry: Entry, computed: int, shared: list[int]) -> None:
+    def _joined(self, entry: Entry, computed: int, shared: list[int], now: float) -> None:
         received = entry.order.transfer == "receive"
         if entry.preempted:
             self.events["resumed"] += bool(entry.tokens)
@@ -104,6 +110,8 @@ class Oracles:
             entry.held = True
             self.events["admitted local attempt"] += entry.order.marked
             self._count_overtakes(entry)
+            if self.promises is not None:
+                self.promises.admitted(entry, computed, now)
 
     def _count_overtakes(self, entry: Entry) -> None:
         if self._cell.priority:

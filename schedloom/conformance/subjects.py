@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -10,6 +10,7 @@ from schedloom.core.composition import PolicyChoice, PolicySet, compose
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.hooks import hooks_of
 from schedloom.core.hookspecs import EngineHooks
+from schedloom.core.policy import Policy
 from schedloom.core.registry import Registry
 
 
@@ -18,9 +19,12 @@ def reads_peers(names: Sequence[str]) -> bool:
     return any(policy.reads_peers for policy in build(names).policies)
 
 
-def build(names: Sequence[str], registry: Registry | None = None) -> PolicySet:
-    """The composition of ``names``, newly built. Raises ConfigurationError when it is refused."""
+def build(names: Sequence[str], registry: Registry | None = None, faults: Iterable[type] = ()) -> PolicySet:
+    """The composition of ``names``, newly built, with those of ``faults`` that are a policy's. Raises
+    ConfigurationError when it is refused."""
     registry = registry or _installed()
+    if of_policies := [fault for fault in faults if hasattr(fault, "policy")]:
+        registry = _Faulty(registry, of_policies)
     return compose([PolicyChoice(name=name, **settings_of(name, registry)) for name in names], registry)
 
 
@@ -48,6 +52,21 @@ def unloadable(registry: Registry | None = None) -> dict[str, str]:
         except ConfigurationError as error:
             reasons[name] = str(error)
     return reasons
+
+
+class _Faulty(Registry):
+    """Another registry, in which mutant mix-ins stand before the policies that they name."""
+
+    def __init__(self, registry: Registry, faults: Iterable[Any]) -> None:
+        self._registry, self._faults = registry, faults
+
+    def names(self) -> list[str]:
+        return self._registry.names()
+
+    def load(self, name: str) -> type[Policy]:
+        base = self._registry.load(name)
+        faults = tuple(fault for fault in self._faults if fault.policy == name)
+        return type(base.__name__, (*faults, base), {}) if faults else base
 
 
 @cache

@@ -68,7 +68,7 @@ def replay(laboratory: Laboratory, cell: Cell, acts: Iterable[script.Act], fault
 
 
 def open_bench(laboratory: Laboratory, cell: Cell, faults: Iterable[type] = ()) -> Bench:
-    return Bench(laboratory, cell, subjects.build(cell.policies), faults)
+    return Bench(laboratory, cell, subjects.build(cell.policies, faults=faults), faults)
 
 
 def _trial(bench: Bench, cell: Cell, seed: int) -> Trial:

@@ -24,11 +24,17 @@ class Troubles:
             self._lose: rng.choice(RATES) if cell.role != "none" else 0.0,
             self._silence: rng.choice(RATES) if cell.offload else 0.0,
         }
+        self._full: script.Act | None = None
+        self._again = 0
         self._throttled = rng.choice((0.0, 0.0, 0.5))
 
     def next(self) -> script.Act | None:
         if self._bench.paused and self._rng.random() < 0.2:
             return script.Resume()
+        if self._again:
+            self._again -= 1
+            if self._again % 2:
+                return self._full
         for trouble, rate in self._rates.items():
             if rate and self._rng.random() < rate:
                 return trouble()
@@ -47,10 +53,13 @@ class Troubles:
         return script.Wait(self._rng.choice((0.5, 5.0, 60.0)))
 
     def _crowd(self) -> script.Act:
-        full = self._rng.random() < 0.6
-        if self._rng.random() < 0.5:
-            return script.Crowd(self._bench.cell.max_num_seqs if full else 1, 0.2)
-        return script.Crowd(1, 0.99 if full else 0.2)
+        """Another rank is full, sometimes for long; or it is not."""
+        if self._rng.random() < 0.4:
+            return script.Crowd(1, 0.2)
+        most = self._bench.cell.max_num_seqs
+        self._full = self._rng.choice((script.Crowd(most, 0.2), script.Crowd(1, 0.99)))
+        self._again = self._rng.choice((0, 0, 60))
+        return self._full
 
     def _lose(self) -> script.Act:
         return script.Lose()

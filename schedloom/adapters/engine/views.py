@@ -21,6 +21,11 @@ def is_marked(request: Any) -> bool:
     return parameters is not None and is_local_attempt(parameters.extra_args)
 
 
+def is_prefilling(request: Any) -> bool:
+    """Whether this running request has more to compute than a decode has: the last token of a prompt alone is none."""
+    return bool(request.is_prefill_chunk) and request.num_tokens - request.num_computed_tokens > 1
+
+
 def job_class_of(request: Any) -> str | None:
     parameters = request.sampling_params
     return None if parameters is None else job_class(parameters.extra_args)
@@ -74,7 +79,17 @@ class VllmEngineView:
     same iteration of its loop, so that no prefix is walked twice.
     """
 
-    __slots__ = ("_hit", "_hit_of", "_num_prefilling", "_pool", "_scheduler", "board", "clock", "last_batch")
+    __slots__ = (
+        "_hit",
+        "_hit_of",
+        "_num_decoding",
+        "_num_prefilling",
+        "_pool",
+        "_scheduler",
+        "board",
+        "clock",
+        "last_batch",
+    )
 
     def __init__(self, scheduler: Any) -> None:
         self.board: LoadBoard | None = None
@@ -84,6 +99,7 @@ class VllmEngineView:
         self._pool: VllmPoolView | None = None
         self._hit: CacheHit | None = None
         self._hit_of: Any = None
+        self._num_decoding: int | None = None
         self._num_prefilling: int | None = None
 
     @property
@@ -96,14 +112,17 @@ class VllmEngineView:
 
     @property
     def num_decoding(self) -> int:
-        return len(self._scheduler.running) - self.num_prefilling
+        # A request that joins in the middle of a step is not known to be prefilled yet, and must not pass for a stream.
+        if self._num_decoding is None:
+            self._num_decoding = len(self._scheduler.running) - self.num_prefilling
+        return self._num_decoding
 
     @property
     def num_prefilling(self) -> int:
         if not self._scheduler._inflight_prefills:
             return 0
         if self._num_prefilling is None:
-            self._num_prefilling = sum(request.is_prefill_chunk for request in self._scheduler.running)
+            self._num_prefilling = sum(map(is_prefilling, self._scheduler.running))
         return self._num_prefilling
 
     @property
@@ -121,7 +140,7 @@ class VllmEngineView:
         return sum(job_class_of(request) in job_classes for request in holding)
 
     def begin_step(self) -> None:
-        self._num_prefilling = None
+        self._num_decoding = self._num_prefilling = None
 
     def reusable_kv(self, request: VllmRequestView, enough: int | None = None) -> ReusableKV:
         hit = self._local_hit(request.raw)

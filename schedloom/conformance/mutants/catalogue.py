@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedloom.conformance.cells import Cell
-from schedloom.conformance.mutants import answers, blocks, policies, recovery, requests, returning, runners
+from schedloom.conformance.mutants import answers, blocks, guards, policies, recovery, requests, returning, runners
 from schedloom.core.policy import Policy
 
 _TIGHT = Cell()
@@ -114,4 +114,42 @@ _POLICIES = (
     Mutant(policies.ActsInShadow, "SHADOW-1", _TIGHT),
 )
 
-MUTANTS = {mutant.name: mutant for mutant in (*_ALL, *_POLICIES)}
+_SHORT_FIRST = Cell(policies=("short_request_first",), prefix_caching=False)
+_BATCH = Cell(policies=("batch_job_aware",))
+_BALANCE = Cell(policies=("balance",))
+_PHASES = Cell(policies=("phase_separation",), roomy=True)
+_GUARD = Cell(policies=("tpot_guard",), roomy=True)
+_LEASE = Cell(policies=("kv_lease",))
+
+_GUARDS = (
+    Mutant(guards.AdmitsHopelessAttempts, "APP-1", _APPEND),
+    Mutant(guards.ForgetsLongSuffixes, "APP-1", _APPEND),
+    Mutant(guards.ForgetsSmallGains, "APP-1", _APPEND),
+    Mutant(guards.RejectsUsableAttempts, "APP-1", _APPEND),
+    Mutant(guards.IgnoresFullRanks, "BAL-1", _BALANCE),
+    Mutant(guards.IgnoresFullCaches, "BAL-1", _BALANCE),
+    Mutant(guards.HoldsWithoutBound, "BAL-1", _BALANCE),
+    Mutant(guards.BelievesOldNews, "BAL-1", _BALANCE),
+    Mutant(guards.HoldsOnlyOnce, "BAL-1", _BALANCE),
+    Mutant(guards.RunsAnyNumberOfJobs, "BAT-1", _BATCH),
+    Mutant(guards.RemembersThatAllWereTaken, "LIVE-1", _BATCH),
+    Mutant(guards.MixesJobsWithOthers, "ORD-1", _BATCH),
+    Mutant(guards.JobsWaitForEver, "ORD-1", _BATCH),
+    Mutant(guards.LongRequestsWaitForEver, "ORD-1", _SHORT_FIRST),
+    Mutant(guards.TakesShortForLong, "ORD-1", _SHORT_FIRST),
+    Mutant(guards.MixesPhases, "PHA-1", _PHASES),
+    Mutant(guards.DecodesInAnySize, "PHA-1", _PHASES),
+    Mutant(guards.PrefillsInAnySize, "PHA-1", _PHASES),
+    Mutant(guards.PrefillsFirst, "PHA-2", _PHASES),
+    Mutant(guards.DecodesFirst, "PHA-2", _PHASES),
+    Mutant(guards.PrefillsAtFullSpeed, "TPG-1", _GUARD),
+    Mutant(guards.MetersEachRequestAlone, "TPG-1", _GUARD),
+    Mutant(guards.MetersWithoutStreams, "TPG-1", _GUARD),
+    Mutant(guards.StopsPrefill, "TPG-1", _GUARD),
+    Mutant(guards.SavesWhatIsNotWorthIt, "OFF-1", _OFFLOAD),
+    Mutant(guards.LeasesForEver, "LEA-1", _LEASE),
+    Mutant(guards.LeasesWithoutSession, "LEA-1", _LEASE),
+    Mutant(guards.LeasesTheWholePool, "LEA-1", _LEASE),
+)
+
+MUTANTS = {mutant.name: mutant for mutant in (*_ALL, *_POLICIES, *_GUARDS)}

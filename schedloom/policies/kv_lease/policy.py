@@ -28,6 +28,7 @@ class KVLease(Policy):
     name = "kv_lease"
     Settings = KVLeaseSettings
     settings: KVLeaseSettings
+    conformance_settings = KVLeaseSettings(ttl_seconds=10)
     requires = Requirements(prefix_caching=True)
 
     def __init__(self, settings: KVLeaseSettings | None = None) -> None:

@@ -44,6 +44,7 @@ class PhaseSeparation(Policy):
     Settings = PhaseSeparationSettings
     conformance_never_rejects = True
     settings: PhaseSeparationSettings
+    conformance_settings = PhaseSeparationSettings(prefill_token_buckets=(8, 32), decode_batch_buckets=(2, 4))
 
     def __init__(self, settings: PhaseSeparationSettings | None = None) -> None:
         super().__init__(settings)

@@ -53,11 +53,14 @@ class Output:
 class Report:
     """One step.
 
-    ``scheduled`` counts tokens; ``admitted`` maps a request that (re)joins to its tokens already computed; ``blocks``
-    are those that each request was given of each KV cache group, by (re)joining, as it grew or for a transfer;
-    ``zeroed`` counts blocks; ``counted`` are the requests that entered the statistics of the prefix cache; ``outputs``
-    is what came out of the oldest step in flight, or None when none was finished; ``sampled`` those for whom it
-    sampled.
+    ``scheduled`` counts tokens, and ``left`` those that each scheduled request had to compute, one of which is decode;
+    ``admitted`` maps a request that (re)joins to its tokens already computed; ``blocks`` are those that each request
+    was given of each KV cache group, by (re)joining, as it grew or for a transfer; ``zeroed`` counts blocks, and
+    ``refreshed`` are those that were put off from eviction; ``counted`` are the requests that entered the statistics
+    of the prefix cache, ``saved`` the preempted ones whose KV is kept, with their computed tokens; ``streams`` those
+    that ran before the step and had a token at most to compute, and ``prefilling`` counts the others; ``outputs`` is
+    what came out of the oldest step in flight, or None when none was finished, ``sampled`` those for whom it sampled;
+    ``now`` is the laboratory's clock.
     """
 
     scheduled: dict[str, int] = field(default_factory=dict)
@@ -68,6 +71,12 @@ class Report:
     preemptions: list[Preemption] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
     zeroed: int = 0
+    left: dict[str, int] = field(default_factory=dict)
+    streams: list[str] = field(default_factory=list)
+    prefilling: int = 0
+    saved: list[tuple[str, int]] = field(default_factory=list)
+    refreshed: list[int] = field(default_factory=list)
+    now: float = 0.0
 
 
 class Engine(Books):
@@ -161,6 +170,19 @@ class Engine(Books):
         )
         self.scheduler.add_request(request)
 
+    def resident(self, order: Any) -> int:
+        """The tokens of ``order``, which the engine does not know any more, of which it holds KV."""
+        request = Request(
+            request_id=f"{order.request_id} again",
+            prompt_token_ids=list(order.prompt),
+            sampling_params=SamplingParams(max_tokens=1),
+            pooling_params=None,
+            cache_salt=order.salt,
+            lora_request=_adapter(order.adapter) if order.adapter else None,
+            block_hasher=self._hasher,
+        )
+        return int(self.scheduler.kv_cache_manager.get_computed_blocks(request)[1])
+
     def _mark_continuable(self, order: Any, extra: dict[str, Any]) -> Sequence[int]:
         """Put the router's marks into ``extra``, and return what the request will tell again."""
         if order.continuable:
@@ -201,6 +223,8 @@ class Engine(Books):
             report.outputs = self._finish(output, plan, transferred)
         report.preemptions, self.scheduler.preemptions = self.scheduler.preemptions, []
         report.counted, self.scheduler.counted = self.scheduler.counted, []
+        report.saved, self.scheduler.saved = self.scheduler.saved, []
+        report.refreshed, self.scheduler.refreshed = self.scheduler.refreshed, []
         return report
 
     def synchronise(self) -> None:
@@ -233,6 +257,8 @@ class Engine(Books):
     # One step
 
     def _dispatch(self, throttled: bool) -> Report:
+        running = [request.request_id for request in self.scheduler.running]
+        streams = [name for name in running if self._left(name, 0) <= 1]
         output = self.scheduler.schedule(throttled)
         worker = self._worker
         if worker is not None:
@@ -241,9 +267,15 @@ class Engine(Books):
         transferred = self._transfer(output.finished_req_ids) if worker is not None else None
         self._in_flight.append((output, plan, transferred))
         report = _report(output)
+        report.streams, report.prefilling, report.now = streams, len(running) - len(streams), self._clock
+        report.left = {name: self._left(name, count) for name, count in output.num_scheduled_tokens.items()}
         begun, self.fabric.begun = self.fabric.begun, []
         report.blocks |= {request_id: self.blocks_of(request_id) for request_id in begun}
         return report
+
+    def _left(self, request_id: str, scheduled: int) -> int:
+        request = self.scheduler.requests[request_id]
+        return int(request.num_tokens - request.num_computed_tokens + scheduled)
 
     def _handle_preemptions(self, output: Any) -> None:
         if self._worker is not None:
@@ -361,7 +393,10 @@ def _class(cell: Any, config: Any, policies: Any, faults: Iterable[type]) -> typ
 
 def of_target(faults: Iterable[type], target: str) -> tuple[type, ...]:
     """The mutant mix-ins that go before the laboratory's scheduler, or before its runner."""
-    return tuple(fault for fault in faults if getattr(fault, "target", "scheduler") == target)
+    kinds = [
+        (fault, "policy" if hasattr(fault, "policy") else getattr(fault, "target", "scheduler")) for fault in faults
+    ]
+    return tuple(fault for fault, kind in kinds if kind == target)
 
 
 def quiet() -> None:

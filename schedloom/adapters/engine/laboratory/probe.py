@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from schedloom.adapters.engine.parts.recovery import preemption_stores
+from schedloom.adapters.engine.pool import VllmPoolView
+
 
 @dataclass(slots=True)
 class Preemption:
@@ -24,9 +27,14 @@ class Probe:
     preemptions: list[Preemption]
     counted: list[str]
     resetting: bool
+    saved: list[tuple[str, int]]
+    refreshed: list[int]
 
     def watch(self) -> None:
         self.preemptions, self.counted, self.resetting = [], [], False
+        self.saved, self.refreshed = [], []
+        self._watch_stores()
+        self._watch_pool()
         manager = self.kv_cache_manager  # type: ignore[attr-defined]
         record = manager.record_prefix_cache_stats
 
@@ -35,6 +43,30 @@ class Probe:
             record(request, *arguments, **keywords)
 
         manager.record_prefix_cache_stats = recording
+
+    def _watch_stores(self) -> None:
+        for store in preemption_stores(self.connector):  # type: ignore[attr-defined]
+            take = store.update_state_before_preempt
+
+            def taking(request: Any, blocks: Any, tokens: int, take: Any = take) -> Any:
+                taken = take(request, blocks, tokens)
+                self.saved += [(request.request_id, request.num_computed_tokens)] if taken else []
+                return taken
+
+            store.update_state_before_preempt = taking
+
+    def _watch_pool(self) -> None:
+        if not hasattr(self, "view"):
+            return
+        watched = self
+
+        class WatchedPool(VllmPoolView):
+            def refresh(self, blocks: Any) -> int:
+                kept = super().refresh(blocks)
+                watched.refreshed += [block.block_id for block, _ in blocks.entries if not block.ref_cnt]
+                return kept
+
+        self.view._pool = WatchedPool(self.kv_cache_manager)  # type: ignore[attr-defined]
 
     def _preempt_request(self, request: Any, *arguments: Any, **keywords: Any) -> Any:
         pool = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]

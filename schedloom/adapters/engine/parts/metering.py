@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, ClassVar
 
 from schedloom.adapters.engine.scheduler import PolicyScheduler
@@ -41,7 +40,7 @@ class MeteringPart(PolicyScheduler):
         return outputs
 
     def _end_step(self, scheduler_output: Any) -> None:
-        now = time.perf_counter()
+        now = self.view.now
         requests = len(scheduler_output.num_scheduled_tokens)
         drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
         prefill = scheduler_output.total_num_scheduled_tokens - requests - drafts

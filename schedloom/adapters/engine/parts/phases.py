@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any, ClassVar
 
 from schedloom.adapters.engine.scheduler import PolicyScheduler
+from schedloom.adapters.engine.views import is_prefilling
 from schedloom.core.decisions import Phase, StepPlan
 from schedloom.core.views import BatchReport
 
@@ -92,7 +93,7 @@ class Turns:
         self._rows = plan.max_decodes or sys.maxsize
         self._chosen = None
         if plan.phase is not Phase.PREFILL and len(running) > self._rows:
-            self._choose([request.request_id for request in running if not request.is_prefill_chunk])
+            self._choose([request.request_id for request in running if not is_prefilling(request)])
 
     def has(self, request: Any) -> bool:
         return self._rows > 0 and (self._chosen is None or request.request_id in self._chosen)
