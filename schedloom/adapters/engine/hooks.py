@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from schedloom.adapters.engine.shadow import ShadowView
 from schedloom.core.composition import Hook, PolicySet
 
 logger = logging.getLogger("vllm.schedloom")
@@ -38,7 +39,7 @@ class HookCaller:
         self._shadows = tuple(hook for hook in self._hooks if modes.get(hook.policy) == "shadow")
 
     def ask(self, *arguments: Any) -> Iterator[tuple[str, Any]]:
-        """The answers of those who act and have one, each with its policy's name.
+        """The answers of those who act and have one, each with its policy's name. The last argument is the view.
 
         Who raises has no opinion: the engine goes on as if it had not been asked. Logged once for each policy.
         """
@@ -47,7 +48,7 @@ class HookCaller:
             if answer is not None:
                 yield hook.policy, answer
         for hook in self._shadows:
-            answer = self._call(hook, arguments)
+            answer = self._call(hook, (*arguments[:-1], ShadowView(arguments[-1])))
             if answer is not None:
                 self.counts[hook.policy, self._name, "SHADOW", describe(answer)] += 1
 

@@ -18,6 +18,9 @@ class HashedBlocks:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def forget_reused(self) -> None:
+        self.entries = [(block, known) for block, known in self.entries if block.block_hash == known]
+
 
 class VllmPoolView:
     """The ``BlockPool`` of a ``KVCacheManager``. Two of its methods are counted from now on; nothing is changed."""
@@ -44,7 +47,7 @@ class VllmPoolView:
         return HashedBlocks([(block, block.block_hash) for block in hashed if self._is_mine(block)])
 
     def refresh(self, blocks: HashedBlocks) -> int:
-        blocks.entries = [(block, known) for block, known in blocks.entries if block.block_hash == known]
+        blocks.forget_reused()
         free = [block for block, _ in blocks.entries if not block.ref_cnt]
         self._touch(free)
         # The end of a prefix is worth nothing without its beginning: like vLLM, let it be evicted first.

@@ -69,6 +69,14 @@ def test_with_a_lease_the_turn_stays(make: Make) -> None:
     assert 0 < sum(refreshed) <= 2 * runner.scheduler.view.pool.num_taken
 
 
+def test_a_lease_in_shadow_keeps_nothing(make: Make) -> None:
+    runner = served(make, LEASE)
+    for caller in runner.scheduler._callers:
+        caller.set_modes({"kv_lease": "shadow"})
+    churn(runner, 12)
+    assert resident(runner) == 0
+
+
 def test_after_its_time_the_turn_is_evicted(make: Make) -> None:
     runner = served(make, LEASE)
     churn(runner, 12)
