@@ -16,12 +16,12 @@ from schedloom.core.policy import ScoreSettings
 from schedloom.core.routing import AttemptReport, Candidate, Ending, Leg
 from schedloom.core.wire import Role
 from schedloom.router.call import Call, read_call
+from schedloom.router.events.none import NobodyTells
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet, Health, Worker
 from schedloom.router.headers import ClientHeaders
 from schedloom.router.learning import Lessons
 from schedloom.router.metrics import Metrics
-from schedloom.router.events.none import NobodyTells
 from schedloom.router.selection import Excuses, Selection, View
 from schedloom.router.settings import WorkerSettings
 from tests.core.fakes import FakeRegistry

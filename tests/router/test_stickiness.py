@@ -1,4 +1,4 @@
-"""A2, B13: what it gains to keep a session on its Decoder, and what an uneven load costs, on a small simulated fleet."""
+"""A2, B13: what it gains to keep a session on its Decoder, and what uneven load costs, on a simulated fleet."""
 
 from __future__ import annotations
 
