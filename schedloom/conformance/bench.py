@@ -59,7 +59,7 @@ class Bench:
             self.oracles.promises = Promises(cell, self.engine, self.ledger, self._accuse, self.events, settings)
         self.script: list[script.Act] = []
         self.violations: list[Violation] = []
-        self.schedule: list[dict[str, int]] | None = None
+        self.schedule: list[dict[str, Any]] | None = None
         self.published: Counter[str] = Counter()
         self.published_hand_backs: Counter[str] = Counter()
         self.steps = 0
@@ -184,7 +184,7 @@ class Bench:
         report = self.engine.step(throttled)
         self.steps += 1
         if self.schedule is not None:
-            self.schedule.append(dict(report.scheduled))
+            self.schedule.append(_as_plain(report))
         for name in report.counted:
             self.ledger.entries[name].counted = True
         if self.oracles.promises is not None:
@@ -386,6 +386,19 @@ class Bench:
             name = line.partition(":")[0]
             if name not in self.ledger.rejections and self.ledger.entries[name].outcome != ABORTED:
                 self._accuse("OBS-1", f"a rejection of {name} was published and never happened")
+
+
+def _as_plain(report: Report) -> dict[str, Any]:
+    """All that a step did, in its order."""
+    outputs = [(output.request_id, output.tokens, output.finish_reason) for output in report.outputs or ()]
+    given = {name: [list(blocks) for blocks in tables] for name, tables in report.blocks.items()}
+    return {
+        "scheduled": list(report.scheduled.items()),
+        "joined": list(report.admitted.items()),
+        "blocks": given,
+        "preempted": [preemption.request_id for preemption in report.preemptions],
+        "outputs": outputs,
+    }
 
 
 _PHASES = {

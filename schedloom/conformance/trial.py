@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from schedloom.conformance import script, subjects
 from schedloom.conformance.bench import Bench, Broken
@@ -82,16 +83,18 @@ def compare_with_stock(laboratory: Laboratory, trial: Trial, faults: Iterable[ty
     stock = _schedule(Bench(laboratory, cell, None), acts)
     composed = _schedule(Bench(laboratory, cell, subjects.build(()), faults), acts)
     for step, (expected, found) in enumerate(zip(stock, composed, strict=False)):
-        if list(expected.items()) != list(found.items()):
-            return [Violation("COMP-1", f"scheduled {found}, the engine's own scheduler {expected}", step)]
+        for what in expected:
+            if expected[what] != found[what]:
+                message = f"{what}: {found[what]}, the engine's own scheduler {expected[what]}"
+                return [Violation("COMP-1", message, step)]
     if len(stock) != len(composed):
         message = f"{len(composed)} steps, the engine's own scheduler takes {len(stock)}"
         return [Violation("COMP-1", message, len(stock))]
     return []
 
 
-def _schedule(bench: Bench, acts: Iterable[script.Act]) -> list[dict[str, int]]:
-    """What each step of ``acts`` scheduled."""
+def _schedule(bench: Bench, acts: Iterable[script.Act]) -> list[dict[str, Any]]:
+    """What each step of ``acts`` did."""
     bench.schedule = []
     try:
         for act in acts:

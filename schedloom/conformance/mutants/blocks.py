@@ -132,3 +132,44 @@ class BelievesKvArrived:
         if request.status.name == "WAITING_FOR_REMOTE_KVS":
             self.finished_recving_kv_req_ids.add(request.request_id)
         return super()._handle_blocked_waiting_request(request)  # type: ignore[misc, no-any-return]
+
+
+class HashIgnoresAdapter:
+    """Requests of different adapters share KV."""
+
+    def add_request(self: Any, request: Any) -> None:
+        adapter, request.lora_request = request.lora_request, None
+        request.block_hashes.clear()
+        request.block_hashes.extend(request._block_hasher(request))
+        request._block_hasher = without_adapter(request._block_hasher)
+        request.lora_request = adapter
+        super().add_request(request)  # type: ignore[misc]
+
+
+def without_adapter(hasher: Any) -> Any:
+    def hashes(request: Any) -> Any:
+        adapter, request.lora_request = request.lora_request, None
+        try:
+            return hasher(request)
+        finally:
+            request.lora_request = adapter
+
+    return hashes
+
+
+class SlidesTooFar:
+    """A window's oldest block is given back while the window still reaches into it."""
+
+    def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        for manager in self.kv_cache_manager.coordinator.single_type_managers:
+            skipped, size = manager.get_num_skipped_tokens, manager.block_size
+            manager.get_num_skipped_tokens = lambda tokens, skipped=skipped, size=size: skipped(tokens) + size
+
+
+class HasNoRoomForDrafts:
+    """A drafter that looks ahead gets no blocks for what it writes there."""
+
+    def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.num_lookahead_tokens = 0

@@ -162,3 +162,22 @@ class OrdersDifferently:
         for request in waiting:
             self.waiting.add_request(request)
         return super().schedule(*arguments, **keywords)  # type: ignore[misc]
+
+
+class RunsWhilePaused:
+    """A pause stops nobody."""
+
+    def set_pause_state(self: Any, state: Any) -> None:
+        pass
+
+
+class KeepsRejectedDrafts:
+    """Drafts that were rejected count as computed."""
+
+    def update_from_output(self: Any, output: Any, result: Any) -> Any:
+        drafts = output.scheduled_spec_decode_tokens
+        for name, rejected in list(drafts.items()):
+            sampled = result.sampled_token_ids[result.req_id_to_index[name]]
+            if len(sampled) <= len(rejected):
+                drafts[name] = rejected[: max(len(sampled) - 1, 0)]
+        return super().update_from_output(output, result)  # type: ignore[misc]
