@@ -335,7 +335,8 @@ class Engine(Books):
     def _last_read(self, out: Any, reads: dict[str, list[int]]) -> int | None:
         """The state behind the last of its new tokens, those aside that it tells again."""
         new = len(out.new_token_ids) - (self._retold.pop(out.request_id, 0) if out.new_token_ids else 0)
-        return reads[out.request_id][new - 1] if new > 0 else None
+        known = reads.get(out.request_id, [])
+        return known[new - 1] if 0 < new <= len(known) else None
 
     # What can be seen of it
 
