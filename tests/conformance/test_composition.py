@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schedloom import Policy, hookimpl
-from schedloom.conformance import composition
+from schedloom.conformance import composition, suite
 from schedloom.conformance.cells import Cell, legal_cells
 from schedloom.conformance.laboratory import Laboratory
 from schedloom.conformance.trial import open_bench
@@ -66,8 +66,7 @@ def examine(*policies: type[Policy]) -> composition.Composition:
 
 
 def test_every_installed_set_is_accepted_or_refused_by_name() -> None:
-    cells = legal_cells(composition.policy_sets(None))
-    found = composition.examine(cells)
+    found = composition.examine(suite.cells_of(suite.Order()))
     assert found.violations == []
     assert found.accepted and found.refused
 

@@ -1,10 +1,15 @@
 """The covering array covers, and the count that says so does not come from the same code."""
 
+from collections import defaultdict
+from typing import Any
+
 import pytest
 
 from schedloom.conformance.cells import Cell, legal_cells
+from schedloom.conformance.composition import kind_of
 from schedloom.conformance.coverage import count
 from schedloom.conformance.covering import cover
+from schedloom.conformance.suite import some_engines
 
 CELLS = list(legal_cells([(), ("append_prefill",)]))
 AXES = [cell.axes() for cell in CELLS]
@@ -16,6 +21,17 @@ def test_every_legal_interaction_is_covered(strength: int) -> None:
     chosen = cover(ROWS, strength)
     assert count([AXES[place] for place in chosen], AXES, strength).complete
     assert len(chosen) < len(ROWS) / 4
+
+
+def test_some_engines_of_a_kind_have_all_that_the_others_have() -> None:
+    kinds: dict[Any, list[Cell]] = defaultdict(list)
+    for engine in legal_cells([()]):
+        kinds[kind_of(engine)].append(engine)
+    some = some_engines(3)
+    assert len(some) < sum(map(len, kinds.values())) / 2
+    for kind, engines in kinds.items():
+        taken = [engine.axes() for engine in some if kind_of(engine) == kind]
+        assert count(taken, [engine.axes() for engine in engines], 3).complete, kind
 
 
 def test_a_missing_row_is_noticed() -> None:
