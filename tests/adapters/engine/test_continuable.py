@@ -11,7 +11,7 @@ from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, Stru
 from vllm.v1.metrics.stats import PrefillStats
 
 from schedloom.adapters.engine import continuable
-from schedloom.adapters.engine.continuable import HARMLESS, obstacle
+from schedloom.adapters.engine.continuable import HARMLESS, continue_after, obstacle
 from schedloom.adapters.engine.parts.returning import tell_first
 from tests.adapters.engine.handing import request
 
@@ -127,6 +127,17 @@ def test_a_request_that_is_more_than_tokens_stands_against_it(attribute: str, va
 )
 def test_extra_arguments_may_steer_a_logits_processor(extra: dict[str, Any], code: str | None) -> None:
     assert obstacle(request("cmpl-1", [1, 2, 3], 4, extra=extra)) == code
+
+
+def test_output_so_far_becomes_prompt_for_scheduler_and_workers() -> None:
+    prompt, output = list(range(30)), [7, 8, 9]
+    made = request("cmpl-1", prompt, 10)
+    clients = made.sampling_params
+    continue_after(made, output)
+    assert made.prompt_token_ids == list(made.all_token_ids) == [*prompt, *output]
+    assert (made.num_prompt_tokens, made.num_output_tokens, len(made.block_hashes)) == (33, 0, 2)
+    assert made.max_tokens == made.sampling_params.max_tokens == 7
+    assert (clients.max_tokens, len(prompt)) == (10, 30), "the front end has these too"
 
 
 class FakeOutput:
