@@ -68,11 +68,11 @@ def disturbed(model: str, chains: int, mode: str) -> list[dict[str, Any]]:
 
 
 def one_wave(engine: Any, wave: int, mode: str) -> list[dict[str, Any]]:
-    length, answer = FIRST_TURN
+    length, reply_tokens = FIRST_TURN
     firsts = [prompt(wave * SESSIONS + session, length) for session in range(SESSIONS)]
     histories = [
         first + reply + prompt(10_002, APPENDED)
-        for first, reply in zip(firsts, ask(engine, firsts, answer), strict=True)
+        for first, reply in zip(firsts, ask(engine, firsts, reply_tokens), strict=True)
     ]
     named = {f"{mode}-{wave}-{session}": history for session, history in enumerate(histories)}
     produced = attempt(engine, named)
