@@ -25,6 +25,7 @@ from schedloom.core.views import PeerLoad
 CLIMATES = ((24, 12, 240), (8, 40, 100), (2, 120, 60))
 """Requests at a time, tokens of the longest turn of a conversation, and steps. Seeds go through them in turn."""
 
+PATIENCE = 5
 SLACK_STEPS = 200
 LONGEST = 120
 """Tokens of history that a turn has at the most."""
@@ -148,11 +149,13 @@ class Model:
 def examine(
     model: Model, first_seed: int = 0, seeds: int = len(CLIMATES), registry: Registry | None = None
 ) -> CellResult:
-    """T1 for the policies of ``model``, on ``seeds`` schedules. Raises ConfigurationError when they are refused."""
+    """T1 for the policies of ``model``: ``seeds`` schedules, and up to ``PATIENCE`` times as many while something that
+    must happen has not. Raises ConfigurationError when they are refused."""
     began = time.perf_counter()
     hooks = [hook for hook in subjects.build(model.policies, registry).hooks if hasattr(EngineHooks, hook)]
     result = CellResult(model, Verdict.INCONCLUSIVE, tier="T1")
-    for seed in range(first_seed, first_seed + seeds):
+    needed = [f"asked {hook}" for hook in hooks]
+    for seed in range(first_seed, first_seed + PATIENCE * seeds):
         run = _play(model.policies, seed, registry)
         result.seeds += 1
         result.steps += len(run.schedule)
@@ -161,7 +164,10 @@ def examine(
         if result.violations:
             result.failing_seed = seed
             break
-    applicability.conclude(result, [f"asked {hook}" for hook in hooks])
+        applicability.conclude(result, needed)
+        if result.seeds >= seeds and not result.missing:
+            break
+    applicability.conclude(result, needed)
     result.seconds = time.perf_counter() - began
     return result
 
