@@ -37,5 +37,5 @@ def test_nothing_can_be_restored_without_a_store() -> None:
 
 def test_an_engine_that_does_not_cut_prompts_has_nothing_to_meter() -> None:
     whole = engine(Role.NONE).model_copy(update={"chunked_prefill": False})
-    with pytest.raises(ConfigurationError, match="'tpot_guard' cuts prompts into chunks.*--enable-chunked-prefill"):
+    with pytest.raises(ConfigurationError, match=r"'tpot_guard' cuts prompts into chunks.*--enable-chunked-prefill"):
         check_requirements([TpotGuard()], whole)

