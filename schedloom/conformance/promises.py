@@ -74,12 +74,13 @@ class Promises:
             rule = self._settings["append_prefill"]
             if rule.is_hopeless(len(entry.order.prompt), ReusableKV(computed, 0)):
                 self._accuse("APP-1", f"{entry.name} was admitted with {computed} tokens of {len(entry.order.prompt)}")
-        if "batch_job_aware" in self._settings and entry.order.job_class is not None:
-            self._batch_job(entry)
+        # Whoever waits for a transfer was admitted when that began.
         fresh = entry.order.transfer != "receive"
+        if "batch_job_aware" in self._settings and fresh and entry.order.job_class is not None:
+            self._batch_job(entry)
         if "balance" in self._settings and fresh and self._crowd.surely_holds(now, self._settings["balance"]):
             self._accuse("BAL-1", f"{entry.name} was admitted while another rank is full")
-        if self._orders:
+        if self._orders and fresh:
             self._in_turn(entry)
 
     def rejected(self, entry: Entry, resident: int) -> None:

@@ -70,6 +70,14 @@ class PolicyScheduler(_Base):
         """vLLM's own look-up: blocks, tokens, shared-prefix boundary, whether cache groups disagree."""
         return super()._get_local_prefix_cache_hit(request)
 
+    def adapter_fits(self, request: Any) -> bool:
+        """Whether the adapters of all that runs leave room for this request's. vLLM counts those of a step, which are
+        too few where a policy leaves requests out of it, and dies when it meets too many later."""
+        if not self.lora_config or not request.lora_request:
+            return True
+        ids = {running.lora_request.lora_int_id for running in self.running if running.lora_request}
+        return request.lora_request.lora_int_id in ids or len(ids) < self.lora_config.max_loras
+
     def close_lane(self, request: Any) -> None:
         """Put off everybody in this request's lane until the step is over, where the queue has lanes."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from itertools import chain
 from typing import Any
 
 from schedloom.adapters.engine.peers import LoadBoard
@@ -136,7 +135,9 @@ class VllmEngineView:
         return self.board.peers() if self.board else ()
 
     def num_active(self, job_classes: Collection[str]) -> int:
-        holding = chain(self._scheduler.running, self._scheduler.kv_holding_waiting)
+        scheduler = self._scheduler
+        # A load that begins in this step stands in no queue before the step is over, but among the prefills already.
+        holding = {*scheduler.running, *scheduler.kv_holding_waiting, *scheduler._inflight_prefills}
         return sum(job_class_of(request) in job_classes for request in holding)
 
     def begin_step(self) -> None:
