@@ -62,7 +62,7 @@ SECTION = "additional_config.scheduler_config"
         ),
         ("kind: engine\npolicies: [{name: session_owner}]", "'session_owner' has no hook that the engine calls"),
         ("kind: router\nworkers: [{ulr: a}]", "unknown key 'workers[0].ulr'; did you mean 'url'?"),
-        (f"{ROUTER}policies: [{{name: session_owner, a: 1}}]", "unknown key 'policies[0].a'; known are: none"),
+        (f"{ROUTER}policies: [{{name: session_owner, a: 1}}]", "unknown key 'policies[0].a'; known are: max_lead"),
     ],
 )
 @pytest.mark.parametrize("command", [("config", "validate"), ("explain",)])

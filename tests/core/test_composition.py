@@ -65,7 +65,7 @@ def test_settings_reach_the_policy() -> None:
             [choice("append_prefill", max_append_tokens=0)],
             "max_append_tokens: must be greater than or equal to 1",
         ),
-        ([choice("session_owner", anything=1)], "unknown key 'anything'; known are: none"),
+        ([choice("session_owner", anything=1)], "unknown key 'anything'; known are: max_lead"),
     ],
 )
 def test_unfitting_choices_are_refused(choices: list[PolicyChoice], message: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,20 @@ class SimulatedRouter:
         return {"policies": list(self.policies)}
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Every fault is provoked, thousands of times over: the log would hold nothing else."""
+    log = logging.getLogger("schedloom")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 class SimulationTier:
     """R1, registered in the entry-point group ``schedloom.tiers``. One seed is one fleet with its faults."""
-
-    def __init__(self) -> None:
-        # Every fault is provoked, thousands of times over: the log would hold nothing else.
-        logging.getLogger("schedloom").setLevel(logging.CRITICAL)
 
     side = "router"
     invariants = ("OUT-1", "OUT-2", "OUT-3", "REJ-1", "RET-2", "FB-1", "KV-2", "KV-4", "LIVE-1", "OBS-1")
@@ -51,7 +60,8 @@ class SimulationTier:
         from schedloom.router.laboratory.town import Town
 
         town = Town(seed, policies=case.policies, append=OWNER_POLICY in case.policies)
-        simulate(town.play())
+        with _quiet():
+            simulate(town.play())
         return _found(town)
 
 
@@ -70,7 +80,8 @@ class SocketTier(SimulationTier):
         from schedloom.router.laboratory.sockets import WiredTown
 
         town = WiredTown(seed, policies=case.policies, append=OWNER_POLICY in case.policies)
-        asyncio.run(town.play())
+        with _quiet():
+            asyncio.run(town.play())
         return _found(town)
 
 
