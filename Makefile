@@ -5,7 +5,7 @@ JSON   ?=
 BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint conformance bench-scheduler bench-stickiness setup clean
+.PHONY: help demo test engines lint conformance bench-scheduler bench-stickiness setup clean
 
 help:  ## Print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,8 +13,11 @@ help:  ## Print the targets
 demo: setup  ## Run the demo on real engines; RUNNER=v1|v2 picks the model runner, JSON=PATH keeps the numbers
 	@$(BIN)/schedloom demo --runner $(RUNNER) $(if $(JSON),--json $(JSON))
 
-test: lint  ## Lint and run every test, those on real engines included
+test: lint  ## Lint and test, on real engines too
 	@$(BIN)/pytest
+
+engines: setup  ## Every test on real engines, the long ones included
+	@$(BIN)/pytest -m engines
 
 lint: setup  ## Check style, types and the borders between the rooms
 	@$(BIN)/ruff check .

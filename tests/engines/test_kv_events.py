@@ -18,7 +18,7 @@ from schedloom.router.app import RouterApp
 from schedloom.router.settings import router_settings
 from tests.router.client import Client, Received
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engines, pytest.mark.deep, pytest.mark.timeout(600)]
 
 PLUGINS = {"VLLM_PLUGINS": "schedloom,schedloom_cpu_engine"}
 KV_BYTES = 48 << 20

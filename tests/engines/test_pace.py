@@ -16,7 +16,7 @@ import pytest
 from schedloom.demo.engines import EngineSpec, free_ports
 from schedloom.demo.model import cached_model
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.deep, pytest.mark.timeout(900)]
 
 ROUNDS = os.environ.get("SCHEDLOOM_PACE_ROUNDS", "4")
 RUNNERS = os.environ.get("SCHEDLOOM_PACE_RUNNERS", "v1").split(",")

@@ -15,7 +15,7 @@ from schedloom.demo.engines import EngineSpec, free_ports
 from schedloom.demo.model import cached_model
 from tests.engines.policies import CHUNK
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.deep, pytest.mark.timeout(900)]
 
 Facts = dict[str, Any]
 

@@ -10,7 +10,7 @@ import pytest
 from schedloom.demo.engines import EngineSpec, free_ports
 from schedloom.demo.model import cached_model
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.deep, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])

@@ -21,7 +21,7 @@ from tests.engines.fleets import (
     undisturbed,
 )
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), pytest.mark.anyio]
+pytestmark = [pytest.mark.engines, pytest.mark.deep, pytest.mark.timeout(600), pytest.mark.anyio]
 
 DISCONNECTS = 50
 POLICIES = [{"name": "pull_back"}]

@@ -30,7 +30,7 @@ from tests.router.recomputing import PROMPT, TOKENS, recomputing
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
-HAND_BACKS = int(os.environ.get("SCHEDLOOM_HAND_BACKS", "12"))
+HAND_BACKS = int(os.environ.get("SCHEDLOOM_HAND_BACKS", "4"))
 """Chains of hand-back, prefill and resumption to reach on each runner; the deeper tier asks for 72."""
 
 RUNNERS: tuple[Runner, ...] = ("v1", "v2")
