@@ -21,8 +21,11 @@ SWITCHES: Final = {
 }
 """Keys that switch one policy on with its defaults."""
 
-_MISSPELLED: Final = 0.85
+_MISSPELLED: Final = 0.7
 """How alike a key must be to one of ours to be taken for it (``difflib``'s ratio)."""
+
+_OUR_WORDS: Final = ("append_prefill", "recompute")
+"""Nobody names one of these in a key and means something else."""
 
 
 class SchedulerSection(BaseModel):
@@ -82,4 +85,6 @@ def _switches_on(section: Mapping[str, Any]) -> bool:
 
 
 def _is_near(key: object, known: Iterable[str]) -> bool:
-    return isinstance(key, str) and bool(get_close_matches(key, known, n=1, cutoff=_MISSPELLED))
+    if not isinstance(key, str):
+        return False
+    return bool(get_close_matches(key, known, n=1, cutoff=_MISSPELLED)) or any(word in key for word in _OUR_WORDS)

@@ -59,6 +59,9 @@ def test_off_or_absent_is_off_whatever_else_stands_there(additional: Any) -> Non
             {"decoder_append_prefil_enable": True},
             "unknown key .*; did you mean 'decoder_append_prefill_enable'",
         ),
+        ({"enable_decoder_append_prefill": True}, "unknown key .*; did you mean 'decoder_append_prefill_enable'"),
+        ({"policy": [{"name": "append_prefill"}]}, "unknown key .*; did you mean 'policies'"),
+        ({"recompute": True}, "unknown key .*recompute"),
     ],
 )
 def test_a_section_that_is_on_must_fit(section: Any, message: str) -> None:

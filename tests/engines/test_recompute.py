@@ -28,7 +28,7 @@ from schedloom.demo.service import Service
 from tests.router.fakes import Seen
 from tests.router.recomputing import PROMPT, TOKENS, recomputing
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(3600)]
 
 HAND_BACKS = int(os.environ.get("SCHEDLOOM_HAND_BACKS", "4"))
 """Chains of hand-back, prefill and resumption to reach on each runner; the deeper tier asks for 72."""

@@ -66,6 +66,14 @@ def test_a_turn_larger_than_the_cap_is_not_leased_and_ends_the_one_before() -> N
     assert step(policy, engine, 10**6) == []
 
 
+def test_a_turn_that_held_nothing_leaves_the_lease_of_the_one_before() -> None:
+    policy, engine = make(), FakeEngine()
+    finish(policy, engine, "s")
+    engine.pool.size = 0
+    finish(policy, engine, "s")
+    assert step(policy, engine, 10**6) == [list(range(10))]
+
+
 def test_leases_never_are_more_than_half_of_the_free_blocks() -> None:
     policy, engine = make(), FakeEngine()
     finish(policy, engine, "a", "b", "c")

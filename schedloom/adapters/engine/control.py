@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
 from enum import Enum
 from pathlib import Path
 
@@ -22,9 +25,12 @@ import orjson
 from schedloom.adapters.engine.hooks import HookCaller
 from schedloom.adapters.engine.trace import DecisionTrace
 
+logger = logging.getLogger("vllm.schedloom")
+
 FOLDER_VARIABLE = "SCHEDLOOM_RUN_FOLDER"
 POLL_SECONDS = 0.5
 SWITCHES = "switches.json"
+EPOCH = "epoch"
 
 Count = tuple[str, str, str, str, int]
 
@@ -35,6 +41,17 @@ class Mode(str, Enum):
     ON = "on"
     SHADOW = "shadow"
     OFF = "off"
+
+
+def epoch(folder: Path | None = None) -> str:
+    """The name of this life of the server, the same in all its processes."""
+    path = (folder or run_folder()) / EPOCH
+    draft = path.with_suffix(f".{os.getpid()}.draft")
+    draft.write_text(uuid.uuid4().hex)
+    with contextlib.suppress(FileExistsError):
+        os.link(draft, path)
+    draft.unlink()
+    return path.read_text()
 
 
 def run_folder() -> Path:
@@ -67,12 +84,12 @@ def switches(folder: Path | None = None) -> dict[str, str]:
 
 
 def published_counts(folder: Path | None = None) -> list[Count]:
-    """Decisions of all engine processes: policy, hook, decision, reason, count."""
-    counts: list[Count] = []
+    """Decisions of all engine processes together: policy, hook, decision, reason, count."""
+    counts: Counter[tuple[str, str, str, str]] = Counter()
     for file in (folder or run_folder()).glob("decisions-*.json"):
         with contextlib.suppress(FileNotFoundError):
-            counts += map(tuple, orjson.loads(file.read_bytes()))
-    return counts
+            counts.update({tuple(key): count for *key, count in orjson.loads(file.read_bytes())})
+    return [(*key, count) for key, count in sorted(counts.items())]
 
 
 def _write(path: Path, content: object) -> None:
@@ -91,18 +108,28 @@ class Control:
         self._next = 0.0
         self._seen: object = None
         self._published = 0
+        self._complained = False
 
     def begin_step(self) -> None:
         """Take up switches, if it is time: always so after a rest."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + POLL_SECONDS
-            self._take_up_switches()
-            self._publish()
+            self._try(self._take_up_switches)
+            self._try(self._publish)
 
     def rest(self) -> None:
         """Publish what a step that comes late would publish late."""
-        self._publish()
+        self._try(self._publish)
+
+    def _try(self, part: Callable[[], None]) -> None:
+        """A full disk, or a folder that was tidied away, is no reason to stop serving; said once."""
+        try:
+            part()
+        except (OSError, ValueError):
+            if not self._complained:
+                self._complained = True
+                logger.exception("switches and counters cannot be exchanged in %s; the engine goes on", self._folder)
 
     def _take_up_switches(self) -> None:
         try:

@@ -10,7 +10,6 @@ vLLM adds an endpoint plug-in only where ``VLLM_PLUGINS`` names it: set ``VLLM_P
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from schedloom.adapters.engine.contract import describe_engine
-from schedloom.adapters.engine.control import Mode, published_counts, switch, switches
+from schedloom.adapters.engine.control import Mode, epoch, published_counts, switch, switches
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
 
 POLICIES_PATH = "/schedloom/policies"
@@ -53,7 +52,7 @@ class SchedloomEndpoint:
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         models = args.served_model_name or [args.model]
-        state.schedloom_contract = describe_engine(engine_client.vllm_config, list(models), uuid.uuid4().hex)
+        state.schedloom_contract = describe_engine(engine_client.vllm_config, list(models), epoch())
         DecisionCollector.register_once()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from schedloom.adapters.engine.shadow import ShadowView
 from schedloom.core.composition import Hook, PolicySet
+from schedloom.core.decisions import Admission, Lane, Recovery, StepPlan
 
 logger = logging.getLogger("vllm.schedloom")
 
@@ -20,10 +21,11 @@ class HookCaller:
     in shadow.
     """
 
-    __slots__ = ("_acting", "_hooks", "_name", "_reported", "_shadows", "counts")
+    __slots__ = ("_acting", "_checked", "_hooks", "_name", "_reported", "_shadows", "counts")
 
     def __init__(self, policies: PolicySet, name: str) -> None:
         self._name = name
+        self._checked = _CHECKS.get(name, _anything)
         self._hooks = policies.of(name)
         self._acting = self._hooks
         self._shadows: tuple[Hook, ...] = ()
@@ -41,7 +43,8 @@ class HookCaller:
     def ask(self, *arguments: Any) -> Iterator[tuple[str, Any]]:
         """The answers of those who act and have one, each with its policy's name. The last argument is the view.
 
-        Who raises has no opinion: the engine goes on as if it had not been asked. Logged once for each policy.
+        Who raises, or answers what is no answer to this hook, has no opinion: the engine goes on as if it had not been
+        asked. Logged once for each policy.
         """
         for hook in self._acting:
             answer = self._call(hook, arguments)
@@ -60,7 +63,7 @@ class HookCaller:
     def _call(self, hook: Hook, arguments: tuple[Any, ...]) -> Any:
         call: Callable[..., Any] = hook.call
         try:
-            return call(*arguments)
+            return self._checked(call(*arguments))
         except Exception as error:
             self._note_failure(hook.policy, error)
             return None
@@ -70,6 +73,37 @@ class HookCaller:
         if policy not in self._reported:
             self._reported.add(policy)
             logger.exception("policy %s raised in %s; it is ignored whenever it raises", policy, self._name)
+
+
+def _anything(answer: Any) -> Any:
+    return answer
+
+
+def _of(kind: type) -> Callable[[Any], Any]:
+    def check(answer: Any) -> Any:
+        if answer is not None and (not isinstance(answer, kind) or isinstance(answer, bool)):
+            raise TypeError(f"the answer must be a {kind.__name__} or None, not {answer!r}")
+        return answer
+
+    return check
+
+
+def _ways(answer: Any) -> Any:
+    """The whole list now: one that is made while it is read could raise where nobody expects it."""
+    ways = None if answer is None else tuple(answer)
+    for way in ways or ():
+        _of(Recovery)(way)
+    return ways
+
+
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "admit": _of(Admission),
+    "screen": _of(Admission),
+    "queue_key": _of(Lane),
+    "recover": _ways,
+    "limit_tokens": _of(int),
+    "plan_step": _of(StepPlan),
+}
 
 
 def describe(answer: Any) -> str:

@@ -34,6 +34,7 @@ SEAMS = (
     Seam("_preempt_request", ("request", "timestamp", "drop_stale_output")),
     Seam("_reserve_prefill_lookahead", ("request", "num_computed_tokens", "num_new_tokens")),
     Seam("reset_prefix_cache", ("reset_running_requests", "reset_connector")),
+    Seam("set_pause_state", ("pause_state",)),
     Seam("shutdown", ()),
     Seam("_get_local_prefix_cache_hit", ("request",), later=("max_cache_hit_length",)),
 )

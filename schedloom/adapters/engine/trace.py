@@ -27,9 +27,16 @@ class DecisionTrace:
     def record(self, decision: Decision) -> None:
         self.counts[decision.policy, decision.hook, decision.verdict, decision.reason] += 1
         if self._file is not None:
-            os.write(self._file, as_line(decision) + b"\n")
+            self._write(self._file, decision)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s", as_line(decision).decode())
+
+    def _write(self, file: int, decision: Decision) -> None:
+        try:
+            os.write(file, as_line(decision) + b"\n")
+        except OSError:
+            self._file = None
+            logger.exception("decisions can no longer be written to the file; they are still counted")
 
 
 def as_line(decision: Decision) -> bytes:
@@ -41,4 +48,4 @@ def as_line(decision: Decision) -> bytes:
         "reason": decision.reason,
         **decision.facts,
     }
-    return orjson.dumps(fields)
+    return orjson.dumps(fields, default=str)

@@ -40,8 +40,10 @@ class KVLease(Policy):
         if request.session is None:
             return
         blocks, cap = view.pool.blocks_of(request), self.settings.max_share * view.pool.num_blocks
+        if not blocks:
+            return
         self._leases.end(request.session)
-        if not 0 < len(blocks) <= cap:
+        if len(blocks) > cap:
             return
         now = view.now
         lease = Lease(blocks, expires=now + self.settings.ttl_seconds)

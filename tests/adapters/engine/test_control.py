@@ -1,5 +1,6 @@
 """X9, C3: a policy is switched while the engine runs, and what it decides is counted where the server can show it."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from schedloom.adapters.engine import control
 from schedloom.adapters.engine.control import Mode, published_counts, switch
 from schedloom.adapters.engine.endpoint import DecisionCollector
+from schedloom.adapters.engine.trace import DecisionTrace
+from schedloom.core.decisions import Decision
 from tests.adapters.engine.conftest import Make
 from tests.adapters.engine.harness import make_request, tokens
 from tests.adapters.engine.scenarios import REJECTED
@@ -62,6 +65,30 @@ def test_a_busy_engine_publishes_too(make: Make) -> None:
     runner.scheduler.add_request(make_request("cold", tokens(2, 300), marked=True))
     runner.steps(4)
     assert {count[2:] for count in published_counts()} == {("REJECT", "no_usable_prefix", 1)}
+
+
+def test_the_counts_of_all_processes_are_one_figure(folder: Path) -> None:
+    for process in (1, 2):
+        (folder / f"decisions-{process}.json").write_text('[["p","admit","ADMIT","r",3]]')
+    assert published_counts() == [("p", "admit", "ADMIT", "r", 6)]
+
+
+def test_an_engine_serves_on_when_nobody_can_be_told(make: Make, folder: Path) -> None:
+    """The folder was tidied away, then holds what cannot be read."""
+    runner = make("append_prefill")
+    assert cold(runner, "a") == REJECTED
+    shutil.rmtree(folder)
+    assert cold(runner, "tidied") == REJECTED
+    folder.mkdir()
+    (folder / control.SWITCHES).write_text("")
+    assert cold(runner, "unreadable") == REJECTED
+
+
+def test_a_full_disk_ends_the_log_and_nothing_else() -> None:
+    trace = DecisionTrace("/dev/full")
+    for _ in range(2):
+        trace.record(Decision("r", "p", "admit", "ADMIT", "odd", {"what": {1}}))  # type: ignore[dict-item]
+    assert trace.counts.total() == 2
 
 
 def test_the_first_process_names_the_folder_for_those_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,9 +37,14 @@ def call(app: FastAPI, path: str, method: str, **arguments: Any) -> Any:
     return asyncio.run(route.endpoint(**arguments))
 
 
-def test_the_contract_tells_roles_features_and_a_new_epoch_after_each_start(model: Path, app: FastAPI) -> None:
+def test_the_contract_tells_roles_features_and_a_new_epoch_after_each_start(
+    model: Path, app: FastAPI, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     contract = call(app, "/schedloom/contract", "GET")
     assert (contract["role"], contract["models"], contract["features"]) == ("consumer", ["name"], ["append_prefill"])
+    another_process = call(started(model), "/schedloom/contract", "GET")
+    assert contract["epoch"] == another_process["epoch"], "servers of one start are one life"
+    monkeypatch.setenv(control.FOLDER_VARIABLE, str(tmp_path_factory.mktemp("restarted")))
     assert contract["epoch"] != call(started(model), "/schedloom/contract", "GET")["epoch"]
 
 

@@ -39,6 +39,10 @@ class MeteringPart(PolicyScheduler):
             self._end_step(scheduler_output)
         return outputs
 
+    def set_pause_state(self, pause_state: Any) -> None:
+        super().set_pause_state(pause_state)
+        self._last_end = None  # A pause is no step's time.
+
     def _end_step(self, scheduler_output: Any) -> None:
         now = self.view.now
         requests = len(scheduler_output.num_scheduled_tokens)

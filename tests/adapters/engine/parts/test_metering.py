@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from vllm.v1.core.sched.interface import PauseState
+
 from schedloom import Policy, hookimpl
 from schedloom.core.decisions import StepOutcome
 from schedloom.core.registry import Registry
@@ -107,3 +109,17 @@ def test_the_guard_itself(make: Make) -> None:
     runner.drain()
     assert {reason for reason, _ in runner.ended.values()} == {"length"}
     assert len(runner.produced["long"]) == 4
+
+
+def test_a_pause_is_no_steps_time(make: Make) -> None:
+    runner = make("fake", registry=Fakes(AtMostTen))
+    clock = iter(range(10**6))
+    runner.scheduler.view.clock = lambda: float(next(clock))
+    runner.scheduler.add_request(make_request("running", tokens(1, 8), max_tokens=40))
+    runner.steps(4)
+    runner.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    clock = iter(range(10**6, 2 * 10**6))
+    runner.scheduler.set_pause_state(PauseState.UNPAUSED)
+    runner.steps(4)
+    taken = [outcome.seconds for outcome in only_policy(runner).outcomes]
+    assert taken.count(None) == 2 and max(filter(None, taken)) < 10**5, taken
