@@ -97,6 +97,8 @@ class EngineContract(BaseModel):
     kv_replay_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     max_model_len: int | None = None
     model_runner: Literal["v1", "v2"] | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     features: list[str] = []
     inactive: list[str] = []
     engine_version: str | None = None

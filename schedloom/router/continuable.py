@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
-from schedloom.core.wire import JOB_CLASS_KEY
+from schedloom.core.wire import JOB_CLASS_KEY, EngineContract
 from schedloom.router.guard import EXTRA_ARGUMENTS
 
 _HARMLESS: Final = frozenset(
@@ -69,6 +70,31 @@ _HARMLESS_AS: Final[dict[str, tuple[object, ...]]] = {
 }
 """Fields that are harmless with one of these values only, of exactly these types: 0 log-probabilities are not none."""
 
+SEAMLESS_TOOLS: Final = frozenset(
+    {
+        None,
+        "glm45",
+        "granite",
+        "granite4",
+        "hermes",
+        "kimi_k2",
+        "llama4_pythonic",
+        "longcat",
+        "minimax_m2",
+        "mistral",
+        "olmo3",
+        "pythonic",
+        "qwen3_coder",
+        "qwen3_json",
+        "qwen3_xml",
+        "seed_oss",
+    }
+)
+"""Parsers of tool calls that make the same of an answer wherever it is cut in two. Others are not known to."""
+
+SEAMLESS_REASONING: Final = frozenset({None, "deepseek_v3", "glm45", "minimax_m2", "qwen3", "step3"})
+"""Parsers of reasoning, likewise."""
+
 _PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
@@ -81,6 +107,21 @@ def is_continuable(path: str, fields: dict[str, Any]) -> bool:
         and _is_one_prompt(fields.get("prompt"))
         and _are_text(fields.get("messages"))
     )
+
+
+def is_seamless(fields: dict[str, Any], contracts: Iterable[EngineContract]) -> bool:
+    """Whether a stream can be told from its middle: a whole answer, which replaces what was, always can."""
+    if fields.get("stream") is not True or "messages" not in fields:
+        return True
+    return all(
+        contract.reasoning_parser in SEAMLESS_REASONING
+        and (not fields.get("tools") or _reads_tools_seamlessly(contract))
+        for contract in contracts
+    )
+
+
+def _reads_tools_seamlessly(contract: EngineContract) -> bool:
+    return contract.tool_parser in SEAMLESS_TOOLS
 
 
 def _is_harmless(key: str, value: object) -> bool:

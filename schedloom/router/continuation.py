@@ -13,7 +13,7 @@ from schedloom.core.continuation import CONTINUABLE_KEY, RESUME_KEY, HandBack
 from schedloom.core.wire import PROTOCOL_VERSION
 from schedloom.router.body import GenerationBody, Marks
 from schedloom.router.call import Call
-from schedloom.router.continuable import is_continuable
+from schedloom.router.continuable import is_continuable, is_seamless
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet
 from schedloom.router.metrics import Metrics
@@ -46,8 +46,11 @@ class Continuation:
     def mark(self, call: Call) -> None:
         """To be done before the first attempt; no Decoder hands back what is not marked."""
         possible = self._most and self._fleet.prefillers and self._fleet.resumers and self._find_each_other(call)
-        if possible and is_continuable(call.path, call.body.fields):
+        if possible and is_continuable(call.path, call.body.fields) and self._is_seamless(call):
             call.marks = _CONTINUABLE
+
+    def _is_seamless(self, call: Call) -> bool:
+        return is_seamless(call.body.fields, (worker.contract for worker in self._fleet.resumers))
 
     def _find_each_other(self, call: Call) -> bool:
         """Whether a Decoder would know its request in what a Prefiller is asked: where KV is written, by the id alone.

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from schedloom.router.continuable import is_continuable
+from schedloom.core.wire import EngineContract, Role
+from schedloom.router.continuable import is_continuable, is_seamless
 
 CHAT: dict[str, object] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, object] = {"model": "m", "prompt": "hi"}
@@ -82,3 +83,26 @@ def test_completions_have_one_prompt_of_text_or_tokens() -> None:
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/tokenize"])
 def test_other_endpoints_are_not(path: str) -> None:
     assert not is_continuable(path, CHAT)
+
+
+TOOLS: dict[str, object] = {"stream": True, "tools": [{"type": "function"}]}
+
+
+@pytest.mark.parametrize(
+    ("more", "parsers", "seamless"),
+    [
+        ({"stream": True}, {"tool_parser": "xlam"}, True),
+        (TOOLS, {}, True),
+        (TOOLS, {"tool_parser": "hermes"}, True),
+        (TOOLS, {"tool_parser": "xlam"}, False),
+        (TOOLS | {"stream": False}, {"tool_parser": "xlam"}, True),
+        ({"stream": True}, {"reasoning_parser": "qwen3"}, True),
+        ({"stream": True}, {"reasoning_parser": "ernie45"}, False),
+    ],
+)
+def test_a_stream_is_continued_only_behind_parsers_that_leave_no_seam(
+    more: dict[str, object], parsers: dict[str, str], seamless: bool
+) -> None:
+    plain = EngineContract(role=Role.CONSUMER, models=["m"], block_size=16)
+    assert is_seamless(CHAT | more, [plain, plain.model_copy(update=parsers)]) is seamless
+    assert is_seamless(TEXT | {"stream": True}, [plain.model_copy(update=parsers)])

@@ -52,8 +52,15 @@ class SchedloomEndpoint:
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         models = args.served_model_name or [args.model]
-        state.schedloom_contract = describe_engine(engine_client.vllm_config, list(models), epoch())
+        contract = describe_engine(engine_client.vllm_config, list(models), epoch())
+        state.schedloom_contract = contract.model_copy(update=_parsers(args))
         DecisionCollector.register_once()
+
+
+def _parsers(args: Any) -> dict[str, str | None]:
+    """What makes tool calls and reasoning of the model's text, where the server was told."""
+    named = {"tool_parser": "tool_call_parser", "reasoning_parser": "reasoning_parser"}
+    return {field: getattr(args, option, None) or None for field, option in named.items()}
 
 
 def _contract(app: Any) -> EngineContract:

@@ -24,7 +24,9 @@ def app(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FastAPI
 def started(model: Path) -> FastAPI:
     app, endpoint = FastAPI(), SchedloomEndpoint()
     engine = SimpleNamespace(vllm_config=vllm_config(model, additional=ON))
-    arguments = SimpleNamespace(served_model_name=["name"], model=str(model))
+    arguments = SimpleNamespace(
+        served_model_name=["name"], model=str(model), tool_call_parser="hermes", reasoning_parser=""
+    )
     endpoint.attach_router(app)
     asyncio.run(endpoint.init_state(engine, app.state, arguments))
     return app
@@ -42,6 +44,7 @@ def test_the_contract_tells_roles_features_and_a_new_epoch_after_each_start(
 ) -> None:
     contract = call(app, "/schedloom/contract", "GET")
     assert (contract["role"], contract["models"], contract["features"]) == ("consumer", ["name"], ["append_prefill"])
+    assert (contract["tool_parser"], contract["reasoning_parser"]) == ("hermes", None)
     another_process = call(started(model), "/schedloom/contract", "GET")
     assert contract["epoch"] == another_process["epoch"], "servers of one start are one life"
     monkeypatch.setenv(control.FOLDER_VARIABLE, str(tmp_path_factory.mktemp("restarted")))
