@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(3600)]
 HAND_BACKS = int(os.environ.get("SCHEDLOOM_HAND_BACKS", "4"))
 """Chains of hand-back, prefill and resumption to reach on each runner; the deeper tier asks for 72."""
 
-RUNNERS: tuple[Runner, ...] = ("v1", "v2")
+RUNNERS = ["v1", pytest.param("v2", marks=pytest.mark.deep)]
 WAVES = 30
 AT_ONCE = 24
 PROMPT_CHARACTERS = 110
