@@ -151,6 +151,16 @@ async def test_nothing_is_marked_where_nobody_continues(bench: Make) -> None:
     assert not any(marks(p))
 
 
+async def test_a_stream_behind_a_parser_that_leaves_seams_is_not_marked(bench: Make) -> None:
+    p, d = prefiller(), recomputing(0)
+    assert d.contract is not None
+    d.contract = d.contract.model_copy(update={"reasoning_parser": "ernie45"})
+    router = await bench(p, d)
+    for streamed in (True, False):
+        await asked(router, stream=streamed)
+    assert marks(d) == [set(), {CONTINUABLE}]
+
+
 async def test_continuations_can_be_switched_off(bench: Make) -> None:
     p, d = prefiller(), recomputing(0, 3)
     router = await bench(p, d, max_continuations=0)
