@@ -17,6 +17,7 @@ from tests.adapters.engine.conftest import Make, choose
 from tests.adapters.engine.harness import FakeRunner, make_request, make_scheduler, tokens, vllm_config
 from tests.adapters.engine.scenarios import cold_attempt, preempted_attempt, warm_attempt
 from tests.adapters.engine.test_admission import OnePolicy
+from tests.adapters.engine.test_phases import Loads
 
 SHORT_FIRST = choose("short_request_first", short_tokens=100, max_wait_seconds=10)
 BATCH = choose("batch_job_aware", max_active=2, max_wait_seconds=60)
@@ -111,6 +112,23 @@ def test_batch_jobs_wait_for_interactive_requests_and_are_few_at_once(make: Make
     runner.drain()
     assert most == 2
     assert len(runner.ended) == 8
+
+
+def test_jobs_whose_loads_begin_within_one_step_count_against_the_bound(make: Make) -> None:
+    runner = make(BATCH, max_num_seqs=8)
+    loads = Loads(runner.scheduler, "job")
+    for index in range(5):
+        add(runner, f"job {index}", 50, job="batch")
+    runner.step()
+    assert loads.loading == ["job 0", "job 1"]
+    most = 0
+    while runner.scheduler.has_requests():
+        most = max(most, len(loads.loading) + len(runner.scheduler.running))
+        loads.arrive()
+        runner.step()
+    runner.drain()
+    assert most == 2
+    assert len(runner.ended) == 5
 
 
 def test_an_old_batch_job_at_the_bound_does_not_stop_interactive_requests(make: Make) -> None:
