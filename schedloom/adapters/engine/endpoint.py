@@ -10,18 +10,24 @@ vLLM adds an endpoint plug-in only where ``VLLM_PLUGINS`` names it: set ``VLLM_P
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import REGISTRY
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
 
 from schedloom.adapters.engine.contract import describe_engine
 from schedloom.adapters.engine.control import Mode, epoch, published_counts, switch, switches
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
 
 POLICIES_PATH = "/schedloom/policies"
+METRICS_PATH = "/metrics"
+SHARED_METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class SchedloomEndpoint:
@@ -50,6 +56,9 @@ class SchedloomEndpoint:
             switch(name, mode)
             return {name: mode.value}
 
+        if SHARED_METRICS_VARIABLE in os.environ:
+            app.get(METRICS_PATH, include_in_schema=False)(metrics_of_all_servers)
+
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         models = args.served_model_name or [args.model]
         contract = describe_engine(engine_client.vllm_config, list(models), epoch())
@@ -67,6 +76,16 @@ def _contract(app: Any) -> EngineContract:
     contract: EngineContract = app.state.schedloom_contract
     inactive = [name for name, mode in switches().items() if mode != Mode.ON.value]
     return contract.model_copy(update={"inactive": sorted(inactive)})
+
+
+async def metrics_of_all_servers(request: Request) -> Response:
+    """vLLM's own ``/metrics`` of several API servers, with the decisions: there it reads none but its shared files."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    registry.register(DecisionCollector())
+    names = request.query_params.getlist("name[]")
+    shown = registry.restricted_registry(names) if names else registry
+    return Response(generate_latest(shown), media_type=CONTENT_TYPE_LATEST)
 
 
 class DecisionCollector(Collector):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from schedloom.adapters.engine.contract import describe_engine
+from schedloom.adapters.engine.contract import describe_engine, share_engine_id
 from schedloom.adapters.engine.settings import engine_section
 from schedloom.core.composition import compose
 from schedloom.core.config import SECTION
@@ -40,6 +40,7 @@ def install() -> None:
 
     def create_engine_config(self: Any, *arguments: Any, **keywords: Any) -> Any:
         config = stock_config(self, *arguments, **keywords)
+        share_engine_id(config)
         scheduler = config.scheduler_config
         scheduler_class(stock_class(scheduler), config, user_class=scheduler.scheduler_cls is not None)
         return config

@@ -1,12 +1,18 @@
 """A7, X9: what an engine serves beside vLLM's own API."""
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from fastapi import FastAPI
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from starlette.requests import Request
 
 from schedloom.adapters.engine import control
 from schedloom.adapters.engine.endpoint import SchedloomEndpoint
@@ -61,3 +67,35 @@ def test_a_switched_policy_shows_in_the_contract(app: FastAPI) -> None:
 def test_a_policy_that_is_not_on_cannot_be_switched(app: FastAPI) -> None:
     with pytest.raises(Exception, match="'other' is not on in this engine; on are: append_prefill"):
         call(app, "/schedloom/policies/{name}", "PUT", name="other", mode=control.Mode.OFF)
+
+
+def test_several_servers_show_the_decisions_beside_what_they_count_together(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM gives several API servers a folder, and shows on ``/metrics`` what their processes wrote there alone."""
+    monkeypatch.setenv(control.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    decided = [["append_prefill", "admit", "REJECT", "no_usable_prefix", 3]]
+    (tmp_path / "decisions-1.json").write_text(json.dumps(decided))
+    for process in (1, 2):
+        file = MmapedDict(str(tmp_path / f"counter_{process}.db"))
+        file.write_value(mmap_key("vllm:a", "vllm:a_total", [], [], "A."), 2.0, 0.0)
+        file.close()
+    app = started(model)
+    assert {sample.name: sample.value for sample in shown(app)} == {
+        "schedloom_decisions_total": 3,
+        "vllm:a_total": 4,
+    }
+    assert [sample.name for sample in shown(app, "schedloom_decisions_total")] == ["schedloom_decisions_total"]
+
+
+def test_one_server_leaves_its_metrics_to_vllm(app: FastAPI) -> None:
+    routes: Any = app.routes
+    assert "/metrics" not in [route.path for route in routes]
+
+
+def shown(app: FastAPI, *names: str) -> list[Sample]:
+    query = urlencode([("name[]", name) for name in names]).encode()
+    request = Request({"type": "http", "query_string": query, "headers": []})
+    answer = call(app, "/metrics", "GET", request=request)
+    return [sample for family in text_string_to_metric_families(answer.body.decode()) for sample in family.samples]

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.config import KVTransferConfig
 from vllm.config.scheduler import SchedulerConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from schedloom.adapters.engine import selection, settings
+from schedloom.adapters.engine import contract, selection, settings
 from schedloom.adapters.engine.scheduler import PolicyScheduler
 from schedloom.core.errors import ConfigurationError
 from tests.adapters.engine.harness import make_scheduler, vllm_config
@@ -122,3 +123,19 @@ def test_a_routing_policy_has_no_place_in_an_engine(model: Path) -> None:
     section = {"scheduler_config": {"policies": [{"name": "session_owner"}]}}
     with pytest.raises(ConfigurationError, match="session_owner"):
         build(model, section)
+
+
+def test_the_servers_of_one_engine_share_its_id(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM makes configurations for several: the process that starts the engine, then each server."""
+    monkeypatch.setenv(contract.ENGINE_ID_VARIABLE, "of an engine before")
+    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
+
+    def engine_id(rank: int, count: int) -> Any:
+        arguments = EngineArgs(model=str(model), skip_tokenizer_init=True, enforce_eager=True)
+        arguments.kv_transfer_config = KVTransferConfig(**transfer)
+        arguments._api_process_rank, arguments._api_process_count = rank, count
+        return arguments.create_engine_config().kv_transfer_config.engine_id
+
+    engines = engine_id(-1, 2)
+    assert [engine_id(0, 2), engine_id(1, 2)] == [engines] * 2
+    assert len({engines, "of an engine before", engine_id(0, 1), engine_id(0, 1), engine_id(-1, 2)}) == 5
