@@ -13,6 +13,8 @@ import typer
 from schedloom.cli import app
 from schedloom.commands.schema import json_schema
 from schedloom.core.registry import GROUP, Registry
+from schedloom.router.app import RouterApp
+from schedloom.router.settings import router_settings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 COMMANDS = """# Commands
@@ -32,7 +34,13 @@ def made() -> dict[Path, str]:
     """Every file that is made from the code, with what it should hold."""
     commands = "\n".join([COMMANDS, *(describe(name, command) for name, command in walk(typer.main.get_command(app)))])
     schemas = {DOCS / "schema" / f"{side}.json": schema(side) for side in ("engine", "router")}
-    return {DOCS / "reference" / "commands.md": commands, **schemas}
+    pages = {"commands.md": commands, "openapi.json": json.dumps(described_router().openapi, indent=2) + "\n"}
+    return {DOCS / "reference" / name: text for name, text in pages.items()} | schemas
+
+
+def described_router() -> RouterApp:
+    """A router that is never started."""
+    return RouterApp(router_settings({"workers": [{"url": "http://127.0.0.1:8000"}]}))
 
 
 def schema(side: Any) -> str:

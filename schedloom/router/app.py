@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,6 +26,7 @@ from schedloom.router.headers import ClientHeaders
 from schedloom.router.learning import Lessons
 from schedloom.router.membership import Membership
 from schedloom.router.metrics import Metrics
+from schedloom.router.openapi import OPENAPI_PATH, openapi
 from schedloom.router.patience import PatientSessions
 from schedloom.router.pipeline import Pipeline
 from schedloom.router.reply import JSON, Reply
@@ -83,6 +85,11 @@ class RouterApp:
         if self._events is not None:
             self._events.start()
 
+    @property
+    def openapi(self) -> dict[str, Any]:
+        """The description of what is in the route table."""
+        return openapi({path: methods for path, (methods, _) in self._routes.items()})
+
     def drain(self) -> None:
         """Take no new requests; those under way go on."""
         self.door.draining = True
@@ -114,6 +121,7 @@ class RouterApp:
             "/health": _Page(self._health),
             "/ready": _Page(self._ready),
             "/version": _Page(self._version),
+            OPENAPI_PATH: _Page(self._openapi),
             "/metrics": _Page(self._metrics_page),
             "/v1/models": _Page(self._models, self.door.tenants),
         }
@@ -139,6 +147,9 @@ class RouterApp:
 
     def _version(self) -> _Content:
         return 200, JSON, orjson.dumps({"version": __version__})
+
+    def _openapi(self) -> _Content:
+        return 200, JSON, orjson.dumps(self.openapi)
 
     def _metrics_page(self) -> _Content:
         kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
