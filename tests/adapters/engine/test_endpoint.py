@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import pytest
 from fastapi import FastAPI
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client import mmap_dict
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from schedloom.adapters.engine import control
 from schedloom.adapters.engine.endpoint import SchedloomEndpoint
 from tests.adapters.engine.harness import vllm_config
 
+shared: Any = mmap_dict
 ON = {"scheduler_config": {"decoder_append_prefill_enable": True}}
 
 
@@ -78,8 +79,8 @@ def test_several_servers_show_the_decisions_beside_what_they_count_together(
     decided = [["append_prefill", "admit", "REJECT", "no_usable_prefix", 3]]
     (tmp_path / "decisions-1.json").write_text(json.dumps(decided))
     for process in (1, 2):
-        file = MmapedDict(str(tmp_path / f"counter_{process}.db"))
-        file.write_value(mmap_key("vllm:a", "vllm:a_total", [], [], "A."), 2.0, 0.0)
+        file = shared.MmapedDict(str(tmp_path / f"counter_{process}.db"))
+        file.write_value(shared.mmap_key("vllm:a", "vllm:a_total", [], [], "A."), 2.0, 0.0)
         file.close()
     app = started(model)
     assert {sample.name: sample.value for sample in shown(app)} == {
