@@ -77,7 +77,8 @@ class EngineHooks:
         """At most this many tokens of the request's prefill in this step; 0 skips it; ``None`` sets no limit.
 
         ``tokens`` is what the engine would compute. Called for prefill only, never for a decoding request, and not at
-        all in a step without prefill. The least answer wins. The framework keeps alignment.
+        all in a step without prefill. The least answer wins. Of a model with Mamba layers a chunk ends where a block
+        does: with a block at least, unless the answer is 0.
         """
 
     @hookspec

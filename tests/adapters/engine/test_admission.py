@@ -13,7 +13,7 @@ from schedloom.core.decisions import Admission, Verdict
 from schedloom.core.registry import Registry
 from schedloom.core.views import EngineView, RequestView
 from tests.adapters.engine.conftest import Make
-from tests.adapters.engine.harness import make_request, tokens
+from tests.adapters.engine.harness import BLOCK, make_request, tokens
 from tests.adapters.engine.scenarios import (
     REJECTED,
     cold_attempt,
@@ -192,6 +192,33 @@ def test_an_admitted_prefix_is_looked_up_once(make: Make) -> None:
     runner.scheduler.add_request(make_request("warm", prompt, marked=True))
     runner.drain()
     assert look_ups == ["warm"]
+
+
+def test_a_prompt_that_is_resident_as_a_whole_is_usable(make: Make) -> None:
+    """vLLM computes its last block again, because it needs the state of the last token."""
+    runner = make("append_prefill")
+    resident = warm_up(runner)[: 26 * BLOCK]
+    runner.scheduler.add_request(make_request("again", resident, marked=True))
+    assert runner.step().num_scheduled_tokens == {"again": BLOCK}
+    runner.drain()
+    assert runner.ended["again"] == ("length", None)
+
+
+def test_a_rejection_reaches_its_own_client_with_all_that_an_output_carries(make: Make) -> None:
+    """Its events are in order: of a request that was never scheduled vLLM would count negative time in the queue."""
+    runner = make("append_prefill")
+    told: dict[int, Any] = {}
+    update = runner.scheduler.update_from_output
+    runner.scheduler.update_from_output = lambda *step: (outputs := update(*step), told.update(outputs))[0]
+    request = make_request("cold", tokens(2, 300), marked=True)
+    request.client_index, request.trace_headers = 3, {"traceparent": "abc"}
+    runner.scheduler.add_request(request)
+    runner.drain()
+    (output,) = told[3].outputs
+    assert (output.request_id, output.trace_headers) == ("cold", {"traceparent": "abc"})
+    assert [event.type.name for event in output.events] == ["QUEUED", "SCHEDULED"]
+    assert output.events[0].timestamp <= output.events[1].timestamp
+    assert told.keys() <= {0, 3} and not any(client.outputs for number, client in told.items() if number != 3)
 
 
 def test_a_rejected_request_is_no_finished_answer_to_its_connector(make: Make) -> None:

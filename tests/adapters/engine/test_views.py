@@ -11,7 +11,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from schedloom import Policy, hookimpl
 from schedloom.adapters.engine.scheduler import composed
-from schedloom.adapters.engine.views import VllmEngineView
+from schedloom.adapters.engine.views import VllmEngineView, VllmRequestView
 from schedloom.core.composition import PolicyChoice, compose
 from tests.conformance.test_composition import These
 
@@ -33,6 +33,22 @@ def test_the_last_token_of_a_prompt_alone_is_decode() -> None:
     view = VllmEngineView(SimpleNamespace(running=[running(9), running(8)], _inflight_prefills={"somebody"}))
     view.begin_step()
     assert (view.num_decoding, view.num_prefilling) == (1, 1)
+
+
+@pytest.mark.parametrize(("restorable", "known"), [(0, (32, 0)), (100, (64, 100))])
+def test_where_groups_of_a_cache_disagree_only_what_all_hold_is_resident(
+    restorable: int, known: tuple[int, int]
+) -> None:
+    """Unless a connector restores the rest: it continues from the longest group's prefix."""
+    scheduler = SimpleNamespace(
+        block_size=16,
+        look_up_local_prefix=lambda request: (None, 64, 0, True),
+        kv_cache_manager=SimpleNamespace(get_computed_blocks=lambda request: (None, 35)),
+        connector=SimpleNamespace(get_num_new_matched_tokens=lambda request, resident: (restorable, True)),
+    )
+    request = VllmRequestView(SimpleNamespace(skip_reading_prefix_cache=False))
+    found = VllmEngineView(scheduler).reusable_kv(request)
+    assert (found.resident, found.restorable) == known
 
 
 class Counts(Policy):

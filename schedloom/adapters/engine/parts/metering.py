@@ -62,15 +62,20 @@ class MeteringPart(PolicyScheduler):
     def _limited(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         left = request.num_tokens - num_computed_tokens
         if num_new_tokens and left > 1:
-            num_new_tokens = self._allowed(request, num_new_tokens, left)
+            num_new_tokens = self._allowed(request, num_computed_tokens, num_new_tokens)
         return self._stock_reserve(request, num_computed_tokens, num_new_tokens)  # type: ignore[no-any-return]
 
-    def _allowed(self, request: Any, num_new_tokens: int, left: int) -> int:
+    def _allowed(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         view = VllmRequestView(request)
         limits = [limit for _, limit in self._limit.ask(view, num_new_tokens, self.view)]
         allowed: int = max(0, min([num_new_tokens, *limits]))
         if allowed and not self.scheduler_config.enable_chunked_prefill:
             return num_new_tokens
-        if allowed < left and self.need_mamba_block_aligned_split:
-            allowed -= allowed % self.block_size
+        if 0 < allowed < num_new_tokens and self.need_mamba_block_aligned_split:
+            return min(num_new_tokens, self._to_end_of_block(num_computed_tokens, allowed))
         return allowed
+
+    def _to_end_of_block(self, start: int, tokens: int) -> int:
+        """A Mamba state is kept at the ends of blocks. Less than the first of them would be no progress at all."""
+        size: int = self.cache_config.block_size
+        return max((start + tokens) // size, start // size + 1) * size - start

@@ -23,6 +23,7 @@ from schedloom.adapters.engine.offload.scheduler_side import OffloadScheduler
 from schedloom.adapters.engine.offload.settings import read_settings
 from schedloom.adapters.engine.offload.slots import HostSlots
 from schedloom.adapters.engine.offload.stats import EVENTS, OffloadCounters, OffloadMetrics, OffloadStats
+from schedloom.adapters.engine.parts.recovery import preemption_stores
 from schedloom.core.errors import ConfigurationError
 
 BLOCK = 16
@@ -213,3 +214,17 @@ class FakeMetric:
     def labels(self, *values: str) -> Any:
         key = (self._name, values)
         return SimpleNamespace(inc=lambda amount: self.made.__setitem__(key, self.made.get(key, 0) + amount))
+
+
+def test_of_several_stores_one_saves() -> None:
+    """Two that both saved a victim would both hold its blocks and both restore it."""
+    asked: list[str] = []
+
+    def store(name: str) -> Any:
+        return SimpleNamespace(update_state_before_preempt=lambda *victim: asked.append(name))
+
+    several = SimpleNamespace(sub_connectors=[SimpleNamespace(), store("first"), store("second")])
+    for found in preemption_stores(several):
+        found.update_state_before_preempt()
+    assert asked == ["first"]
+    assert list(preemption_stores(None)) == []

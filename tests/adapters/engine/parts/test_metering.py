@@ -8,7 +8,7 @@ from schedloom import Policy, hookimpl
 from schedloom.core.decisions import StepOutcome
 from schedloom.core.registry import Registry
 from tests.adapters.engine.conftest import Make
-from tests.adapters.engine.harness import TOKEN, FakeRunner, make_request, tokens
+from tests.adapters.engine.harness import BLOCK, TOKEN, FakeRunner, make_request, tokens
 
 
 class AtMostTen(Policy):
@@ -51,6 +51,25 @@ def test_prefill_is_cut_into_chunks_and_the_answer_is_the_same(make: Make) -> No
         chunks.append(runner.step().num_scheduled_tokens.get("long", 0))
     runner.drain()
     assert chunks[:10] == [10] * 9 + [5]
+    assert runner.produced["long"] == [TOKEN] * 6
+
+
+def test_where_prompts_are_not_cut_a_limit_lets_them_in_as_a_whole(make: Make) -> None:
+    runner = make("fake", registry=Fakes(AtMostTen))
+    runner.scheduler.scheduler_config.enable_chunked_prefill = False
+    runner.scheduler.add_request(make_request("long", tokens(1, 95), max_tokens=6))
+    assert runner.step().num_scheduled_tokens == {"long": 95}
+    runner.drain()
+
+
+def test_chunks_end_where_a_mamba_state_is_kept(make: Make) -> None:
+    """At the end of a block: a limit that is smaller than one would let a prompt wait for ever."""
+    runner = make("fake", registry=Fakes(AtMostTen))
+    runner.scheduler.need_mamba_block_aligned_split = True
+    runner.scheduler.add_request(make_request("long", tokens(1, 4 * BLOCK + 5), max_tokens=6))
+    chunks = [runner.step().num_scheduled_tokens.get("long", 0) for _ in range(5)]
+    assert chunks == [BLOCK] * 4 + [5]
+    runner.drain()
     assert runner.produced["long"] == [TOKEN] * 6
 
 
