@@ -14,7 +14,7 @@ demo: setup  ## Run the demo on real engines; RUNNER=v1|v2 picks the model runne
 	@$(BIN)/schedloom demo --runner $(RUNNER) $(if $(JSON),--json $(JSON))
 
 test: lint  ## Lint and test, on real engines too
-	@$(BIN)/pytest
+	@$(BIN)/pytest --numprocesses 2 --dist loadgroup -p no:benchmark
 
 engines: setup  ## Every test on real engines, the long ones included
 	@$(BIN)/pytest -m engines
