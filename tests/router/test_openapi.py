@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -66,39 +67,41 @@ JUDGES = {
 }
 
 
-async def searched(kind: type[FakeEngine], *options: str) -> None:
+async def searched(place: Path, kind: type[FakeEngine], *options: str) -> None:
     app = router(kind)
     await app.start()
     async with served(app) as address:
-        await schemathesis(f"{address}/openapi.json", *options)
+        await schemathesis(place, f"{address}/openapi.json", *options)
     await app.close()
     assert [worker.in_flight for worker in app.fleet.workers] == [0, 0, 0]
 
 
-async def schemathesis(url: str, *options: str) -> None:
+async def schemathesis(place: Path, url: str, *options: str) -> None:
+    """It leaves files in ``place``."""
     always = ["--seed", "1", "--no-color", "--warnings", "off", "--header", f"Authorization: Bearer {KEY}"]
     command = [sys.executable, "-m", "schemathesis.cli", "run", url, *always, *options]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    pipe, same = subprocess.PIPE, subprocess.STDOUT
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=same, cwd=place)
     told, _ = await process.communicate()
     assert process.returncode == 0, told.decode()
 
 
-async def test_schemathesis_finds_nothing() -> None:
-    await searched(Judging, "--phases", "fuzzing", "--max-examples", "2")
+async def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+    await searched(tmp_path, Judging, "--phases", "fuzzing", "--max-examples", "2")
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(1800)
-async def test_schemathesis_finds_nothing_in_a_long_search() -> None:
-    await searched(Judging, "--max-examples", "500")
+async def test_schemathesis_finds_nothing_in_a_long_search(tmp_path: Path) -> None:
+    await searched(tmp_path, Judging, "--max-examples", "50")
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(1800)
-async def test_what_engines_do_wrong_is_told_as_the_document_says() -> None:
+async def test_what_engines_do_wrong_is_told_as_the_document_says(tmp_path: Path) -> None:
     """That data is turned away or not says nothing here."""
     of_data = "not_a_server_error,negative_data_rejection,positive_data_acceptance"
-    await searched(Failing, "--max-examples", "500", "--exclude-checks", of_data)
+    await searched(tmp_path, Failing, "--max-examples", "50", "--exclude-checks", of_data)
 
 
 async def test_the_document_is_of_all_routes_and_served(bench: Make) -> None:
