@@ -45,11 +45,7 @@ _CONDITIONS: dict[str, Callable[[Cell], bool]] = {
     "APP-1": lambda cell: "append_prefill" in cell.policies,
     "BAL-1": lambda cell: "balance" in cell.policies,
     "BAT-1": lambda cell: "batch_job_aware" in cell.policies,
-    "ORD-1": lambda cell: (
-        bool({"batch_job_aware", "short_request_first"} & set(cell.policies))
-        and not cell.priority
-        and not cell.receives
-    ),
+    "ORD-1": lambda cell: bool({"batch_job_aware", "short_request_first"} & set(cell.policies)) and not cell.priority,
     "PHA-1": lambda cell: "phase_separation" in cell.policies,
     "PHA-2": lambda cell: "phase_separation" in cell.policies,
     "TPG-1": lambda cell: "tpot_guard" in cell.policies,

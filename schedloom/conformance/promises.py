@@ -229,9 +229,7 @@ class Promises:
 
     @property
     def _orders(self) -> bool:
-        """Where requests wait for transfers, who was asked first is not who joins first."""
-        ordered = bool({"batch_job_aware", "short_request_first"} & set(self._settings))
-        return ordered and not self._cell.priority and not self._cell.receives
+        return bool({"batch_job_aware", "short_request_first"} & set(self._settings)) and not self._cell.priority
 
     # KV
 

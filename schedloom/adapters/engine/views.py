@@ -136,9 +136,12 @@ class VllmEngineView:
 
     def num_active(self, job_classes: Collection[str]) -> int:
         scheduler = self._scheduler
-        # A load that begins in this step stands in no queue before the step is over, but among the prefills already.
-        holding = {*scheduler.running, *scheduler.kv_holding_waiting, *scheduler._inflight_prefills}
-        return sum(job_class_of(request) in job_classes for request in holding)
+        # A load that begins in this step stands in no queue before the step is over, but among the prefills already. One
+        # that has failed is still among them, and holds nothing.
+        loading = {*scheduler.kv_holding_waiting, *scheduler._inflight_prefills}
+        holding = {*scheduler.running, *filter(self.has_blocks, loading)}
+        named = [one for one in holding if (given := one.sampling_params) is not None and given.extra_args]
+        return sum(job_class_of(request) in job_classes for request in named)
 
     def begin_step(self) -> None:
         self._num_decoding = self._num_prefilling = None
@@ -154,7 +157,7 @@ class VllmEngineView:
         return ReusableKV(resident, restorable)
 
     def has_blocks(self, request: Any) -> bool:
-        return any(self._scheduler.kv_cache_manager.get_block_ids(request.request_id))
+        return any(self._scheduler.kv_cache_manager.get_blocks(request.request_id).blocks)
 
     def take_hit(self, request: Any) -> CacheHit | None:
         """The look-up remembered for ``request``, at most once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schedloom.conformance.cells import Cell
 from schedloom.conformance.mutants import answers, blocks, guards, policies, recovery, requests, returning, runners
@@ -137,7 +137,7 @@ _GUARDS = (
     Mutant(guards.BelievesOldNews, "BAL-1", _BALANCE),
     Mutant(guards.HoldsOnlyOnce, "BAL-1", _BALANCE),
     Mutant(guards.RunsAnyNumberOfJobs, "BAT-1", _BATCH),
-    Mutant(guards.RemembersThatAllWereTaken, "LIVE-1", _BATCH),
+    Mutant(guards.RemembersThatAllWereTaken, "LIVE-1", replace(_BATCH, role="consumer")),
     Mutant(guards.MixesJobsWithOthers, "ORD-1", _BATCH),
     Mutant(guards.JobsWaitForEver, "ORD-1", _BATCH),
     Mutant(guards.LongRequestsWaitForEver, "ORD-1", _SHORT_FIRST),

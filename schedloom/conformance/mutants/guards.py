@@ -117,13 +117,21 @@ class RunsAnyNumberOfJobs:
 
 
 class RemembersThatAllWereTaken:
-    """Batch jobs wait although others have ended."""
+    """Once as many batch jobs run as may, the others wait until one has ended, though one may have lost its KV."""
 
     policy = "batch_job_aware"
+    all_taken: Admission | None = None
+
+    @hookimpl
+    def admit(self: Any, request: RequestView, view: EngineView) -> Admission | None:
+        if self._is_batch(request) and self.all_taken is None:
+            self.all_taken = super().admit(request, view)  # type: ignore[misc]
+        return self.all_taken if self._is_batch(request) else None
 
     @hookimpl
     def request_finished(self: Any, request: RequestView) -> None:
-        pass
+        if self._is_batch(request):
+            self.all_taken = None
 
 
 class MixesJobsWithOthers:

@@ -34,28 +34,15 @@ class BatchJobAware(Policy):
     conformance_never_rejects = True
     settings: BatchJobAwareSettings
 
-    def __init__(self, settings: BatchJobAwareSettings | None = None) -> None:
-        super().__init__(settings)
-        self._all_taken = False
-
     @hookimpl
     def queue_key(self, request: RequestView) -> Lane | None:
         return Lane("batch", self.settings.max_wait_seconds) if self._is_batch(request) else None
 
     @hookimpl
     def admit(self, request: RequestView, view: EngineView) -> Admission | None:
-        if not self._is_batch(request):
-            return None
-        if not self._all_taken:
-            self._all_taken = view.num_active(self.settings.job_classes) >= self.settings.max_active
-        if not self._all_taken:
+        if not self._is_batch(request) or view.num_active(self.settings.job_classes) < self.settings.max_active:
             return None
         return Admission(Verdict.DEFER, "batch_jobs_at_bound", whole_lane=True)
-
-    @hookimpl
-    def request_finished(self, request: RequestView) -> None:
-        if self._is_batch(request):
-            self._all_taken = False
 
     def _is_batch(self, request: RequestView) -> bool:
         return request.job_class in self.settings.job_classes
