@@ -136,8 +136,8 @@ class VllmEngineView:
 
     def num_active(self, job_classes: Collection[str]) -> int:
         scheduler = self._scheduler
-        # A load that begins in this step stands in no queue before the step is over, but among the prefills already. One
-        # that has failed is still among them, and holds nothing.
+        # A load that begins in this step stands in no queue before the step is over, but among the prefills already.
+        # One that has failed is still among them, and holds nothing.
         loading = {*scheduler.kv_holding_waiting, *scheduler._inflight_prefills}
         holding = {*scheduler.running, *filter(self.has_blocks, loading)}
         named = [one for one in holding if (given := one.sampling_params) is not None and given.extra_args]
