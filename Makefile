@@ -5,7 +5,7 @@ JSON   ?=
 BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test engines lint conformance bench-scheduler bench-router bench-stickiness setup clean
+.PHONY: help demo test engines lint conformance bench-scheduler bench-router bench-stickiness load setup clean
 
 help:  ## Print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ bench-scheduler: setup  ## What composed schedulers cost, as ratios to vLLM's ow
 
 bench-router: setup  ## What the router costs and bears, as ratios to vllm-router; needs gcc; JSON=PATH keeps the figures
 	@$(BIN)/python -m benchmarks.router $(if $(JSON),--json $(JSON))
+
+load: setup  ## The load tool aiperf, run against the router with real engines behind it; JSON=PATH keeps the figures
+	@$(BIN)/python -m benchmarks.aiperf --engines real $(if $(JSON),--json $(JSON))
 
 bench-stickiness: setup  ## What it gains to keep sessions on their Decoders, on a simulated fleet
 	@$(BIN)/python -m benchmarks.stickiness

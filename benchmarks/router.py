@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.subjects import BOTH, Load, Measured, Subject, build, direct, peer, schedloom
+from benchmarks.subjects import BOTH, Load, Measured, Subject, build_load, direct, peer, schedloom
 
 Start = Callable[[], AbstractContextManager[Subject]]
 Figures = dict[str, float]
@@ -152,7 +152,7 @@ def main() -> None:
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    build()
+    build_load()
     found: Figures = {}
     for name in given.figures or FIGURES:
         for figure, value in FIGURES[name](QUICK if given.quick else FULL).items():

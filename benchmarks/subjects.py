@@ -83,16 +83,25 @@ class Subject:
             return Measured(told, cpu_seconds(self.pid) - cpu, resident_bytes(self.pid) - resident)
 
 
-def build() -> None:
-    """The mock engine and the client, and the peer in an environment of its own."""
+def build_load() -> None:
+    """The mock engine and the client."""
     BUILD.mkdir(parents=True, exist_ok=True)
     for name in ("engine", "client"):
         source = ROOT / "benchmarks" / "load" / f"{name}.c"
         subprocess.run(["gcc", "-O2", "-o", str(BUILD / name), str(source)], check=True)
-    if not (BUILD / "peer" / "bin" / "vllm-router").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(BUILD / "peer")], check=True)
-        pip = [str(BUILD / "peer" / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, PEER], check=True)
+
+
+def installed(package: str) -> Path:
+    """Where the programs of ``package`` are, in an environment of its own that is made when it is not there."""
+    place = BUILD / package
+    if not (place / "complete").exists():
+        print(f"installing {package} ...", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
+        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--upgrade", "pip"], check=True)
+        subprocess.run([*pip, package], check=True)
+        (place / "complete").touch()
+    return place / "bin"
 
 
 @contextmanager
@@ -137,7 +146,7 @@ def peer(interval: float = 0.0) -> Iterator[Subject]:
     """vllm-router in its mode for Prefillers and Decoders."""
     with engines(2, interval) as (prefiller, decoder):
         port, metrics = free_ports(2)
-        command = f"{BUILD}/peer/bin/vllm-router --vllm-pd-disaggregation --policy consistent_hash --log-level error"
+        command = f"{installed(PEER)}/vllm-router --vllm-pd-disaggregation --policy consistent_hash --log-level error"
         fleet = f"--prefill http://127.0.0.1:{prefiller} none --decode http://127.0.0.1:{decoder}"
         own = f"--host 127.0.0.1 --port {port} --prometheus-port {metrics}"
         with running([*command.split(), *fleet.split(), *own.split()], {ROUTERS_CORE}) as process:
@@ -202,11 +211,12 @@ def wait_for_answer(port: int) -> None:
 
 
 def _until(works: Any, otherwise: str) -> None:
-    for _ in range(600):
+    for attempt in range(600):
         try:
             works()
             return
-        except OSError:
+        except OSError as error:
+            otherwise = f"{otherwise}: {error}" if attempt == 599 else otherwise
             time.sleep(0.1)
     raise RuntimeError(otherwise)
 

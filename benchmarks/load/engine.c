@@ -134,7 +134,7 @@ static int number(const char *body, const char *key, int otherwise) {
 static void generate(struct connection *c, const char *body) {
     const char *key = strstr(body, "\"stream\":");
     c->stream = key && key[9 + (key[9] == ' ')] == 't';
-    c->tokens_left = number(body, "\"max_tokens\":", 1);
+    c->tokens_left = number(body, "\"max_tokens\":", number(body, "\"max_completion_tokens\":", 16));
     if (c->tokens_left < 1) c->tokens_left = 1;
     if (service_us) queue(c);
     else answer(c);
