@@ -92,7 +92,7 @@ def request(number: int) -> Asked:
 
 async def ask_all(url: str, asked: list[Asked], **more: Any) -> list[Asked]:
     """All at once."""
-    async with httpx2.AsyncClient(base_url=url, timeout=300) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=1200) as client:
         return list(await asyncio.gather(*[ask(client, one, more) for one in asked]))
 
 
@@ -142,11 +142,11 @@ class System:
 
 
 @contextmanager
-def running(runner: Runner, folder: Path) -> Iterator[System]:
+def running(runner: Runner, folder: Path, connector: str = "NixlConnector") -> Iterator[System]:
     trace = folder / "decisions.jsonl"
     trace.touch()
     ports = free_ports(5)
-    with Fleet(specs(runner, ports, trace), cached_model(), folder) as fleet:
+    with Fleet(specs(runner, ports, trace, connector), cached_model(), folder) as fleet:
         prefiller, decoder = fleet.engines["prefiller"], fleet.engines["decoder"]
         url = f"http://{HOST}:{ports[4]}"
         command = [sys.executable, "-m", "schedloom", "route", "--port", str(ports[4])]
@@ -155,22 +155,23 @@ def running(runner: Runner, folder: Path) -> Iterator[System]:
             yield System(url, decoder, prefiller, trace)
 
 
-def specs(runner: Runner, ports: list[int], trace: Path) -> list[EngineSpec]:
+def specs(runner: Runner, ports: list[int], trace: Path, connector: str) -> list[EngineSpec]:
     ours = {"VLLM_PLUGINS": "schedloom,schedloom_cpu_engine", FILE_VARIABLE: str(trace)}
+    common: Any = {"environment": ours, "connector": connector}
     few = (f"--num-gpu-blocks-override={BLOCKS}", f"--max-num-seqs={AT_ONCE}")
     policies = {"scheduler_config": {"policies": POLICIES}}
     return [
-        EngineSpec("prefiller", ports[0], "producer", ports[1], runner, environment=ours),
+        EngineSpec("prefiller", ports[0], "producer", ports[1], runner, **common),
         EngineSpec(
             "decoder",
             ports[2],
             "consumer",
             ports[3],
             runner,
-            environment=ours,
             additional_config=policies,
             arguments=few,
             max_model_len=512,
+            **common,
         ),
     ]
 
