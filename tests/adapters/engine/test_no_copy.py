@@ -16,25 +16,38 @@ RUN = 3
 """Consecutive equal statements that count as a copy."""
 
 
-def statements(tree: ast.AST) -> Iterator[list[str]]:
-    """Every block of statements, each statement in a form that formatting and comments do not change."""
+def statements(tree: ast.AST) -> Iterator[list[int]]:
+    """Every block of statements, each statement as a number that formatting and comments do not change."""
+    digests: dict[ast.AST, int] = {}
+    digest(tree, digests)
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list):
-                yield [ast.dump(statement) for statement in block if not is_docstring(statement)]
+                yield [digests[statement] for statement in block if not is_docstring(statement)]
+
+
+def digest(value: object, digests: dict[ast.AST, int]) -> int:
+    """Of a node, by its kind and all that it holds; ``digests`` gets those of all nodes within it."""
+    if isinstance(value, list):
+        return hash(tuple(digest(each, digests) for each in value))
+    if not isinstance(value, ast.AST):
+        return hash((type(value), value))
+    fields = tuple(digest(field, digests) for _, field in ast.iter_fields(value))
+    digests[value] = hash((type(value), fields))
+    return digests[value]
 
 
 def is_docstring(statement: ast.AST) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def runs(tree: ast.AST) -> set[tuple[str, ...]]:
+def runs(tree: ast.AST) -> set[tuple[int, ...]]:
     return {tuple(block[i : i + RUN]) for block in statements(tree) for i in range(len(block) - RUN + 1)}
 
 
 @cache
-def upstream_runs() -> set[tuple[str, ...]]:
+def upstream_runs() -> set[tuple[int, ...]]:
     methods = [getattr(cls, name) for cls in (Scheduler, AsyncScheduler) for name in ("schedule", "update_from_output")]
     trees = [ast.parse(textwrap.dedent(inspect.getsource(method))) for method in methods]
     return set().union(*map(runs, trees))

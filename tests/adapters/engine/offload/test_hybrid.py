@@ -7,6 +7,7 @@ at everything that it would attend to.
 from __future__ import annotations
 
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +92,28 @@ class HybridBench:
         """``num_computed_tokens`` has been advanced by ``count`` already."""
         end = self.scheduler.requests[name].num_computed_tokens
         tables = self.scheduler.kv_cache_manager.get_block_ids(name)
-        for spec, cache, table in zip(SPECS, self.caches, tables, strict=True):
-            for position in range(end - count, end):
-                cache[table[position // BLOCK], position % BLOCK] = self._written(name, position)
+        for spec, slots, table in zip(SPECS, self.caches, tables, strict=True):
+            slots[places(table, end - count, end)] = written(name)[end - count : end]
             first = max(0, end - count - getattr(spec, "sliding_window", end) + 1) if spec is SPECS[1] else 0
             self.attended_outside_the_first_blocks += first >= BLOCK
-            for position in range(first, end):
-                if cache[table[position // BLOCK], position % BLOCK] != self._written(name, position):
-                    self.wrong.add(name)
-
-    def _written(self, name: str, position: int) -> int:
-        return random.Random(f"{name} {position}").randrange(1 << 40)
+            if not torch.equal(slots[places(table, first, end)], written(name)[first:end]):
+                self.wrong.add(name)
 
     def _sample(self, name: str) -> list[int]:
         return [] if self.scheduler.requests[name].is_prefill_chunk else [TOKEN]
+
+
+@cache
+def written(name: str) -> Any:
+    """The numbers of a request's tokens."""
+    chance = random.Random(name)
+    return torch.tensor([chance.randrange(1 << 40) for _ in range(NUM_BLOCKS * BLOCK)])
+
+
+def places(table: list[int], first: int, end: int) -> tuple[Any, Any]:
+    """Block and offset of each position from ``first`` up to ``end``."""
+    positions = torch.arange(first, end)
+    return torch.tensor(table)[positions // BLOCK], positions % BLOCK
 
 
 @pytest.fixture
