@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="Prove policies, alone and together
 console = Console()
 
 EXIT_CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.INCONCLUSIVE: 3, Verdict.REFUSED: 3}
+_CELL_ID = re.compile("[0-9a-f]{8}")
 STYLES = {Verdict.PASSED: "green", Verdict.FAILED: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.REFUSED: "dim"}
 
 
@@ -91,6 +93,8 @@ def _show(result: Any, reports: list[Path]) -> None:
             if found.missing:
                 console.print(f"    never happened: {', '.join(found.missing)}")
             console.print(f"    again: {reproduce(found, result.first_seed)}")
+    for tier, reason in result.unavailable.items():
+        console.print(f"[yellow]not run[/] {tier}: {reason}")
     for violation in result.composition:
         console.print(f"[red]failed[/] {violation.invariant}: {violation.message}")
     for mutant in result.mutants:
@@ -106,7 +110,7 @@ def _show(result: Any, reports: list[Path]) -> None:
 
 
 def _replay(path: Path) -> int:
-    """Takes a file that holds ``cell`` and ``acts``, or a report: then its first script."""
+    """Takes a file with ``cell`` and ``acts``, or with ``tier``, ``cell`` and ``seed``; or a report: then its first."""
     from schedloom.conformance import suite
     from schedloom.conformance.cells import Cell
     from schedloom.conformance.script import from_plain
@@ -118,6 +122,8 @@ def _replay(path: Path) -> int:
         if not scripts:
             raise ConfigurationError(f"{path} holds no script: nothing in it failed")
         document = scripts[0]
+    if "tier" in document:
+        return _play_again(**document)
     acts = [from_plain(act) for act in document["acts"]]
     trial = replay(suite.laboratory(), Cell.from_plain(document["cell"]), acts)
     for violation in trial.violations:
@@ -125,6 +131,14 @@ def _replay(path: Path) -> int:
     if not trial.violations:
         console.print(f"[green]nothing broke[/] in {trial.steps} steps of {len(acts)} acts")
     return 1 if trial.violations else 0
+
+
+def _play_again(tier: str, cell: str, seed: int) -> int:
+    from schedloom.conformance import suite
+
+    result = suite.run(suite.Order(tiers=(tier,), cell=cell, first_seed=seed))
+    _show(result, [])
+    return EXIT_CODES[result.verdict]
 
 
 @app.command("list")
@@ -163,6 +177,10 @@ def _explained_cell(name: str) -> list[str]:
     from schedloom.conformance.applicability import applicable
 
     try:
+        if not _CELL_ID.fullmatch(name):
+            raise ConfigurationError(f"nothing is called {name!r}; see `schedloom conformance list`")
+        if (found := suite.case_of(name)) is not None:
+            return [f"[bold]{name}[/] {found[1].label()}", f"A cell of {found[0]}."]
         (cell,) = suite.cells_of(suite.Order(cell=name))
     except ConfigurationError as error:
         console.print(f"[red]error:[/red] {error}")

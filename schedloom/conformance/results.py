@@ -58,7 +58,8 @@ class MutantResult:
 
 @dataclass(slots=True)
 class RunResult:
-    """A whole run. ``first_seed`` and the numbers of seeds in each cell say all that is needed to do it again."""
+    """A whole run. ``first_seed`` and the numbers of seeds in each cell say all that is needed to do it again.
+    ``unavailable`` are the tiers that cannot be run here, with the reason."""
 
     subject: str | None
     profile: str
@@ -71,6 +72,7 @@ class RunResult:
     composed: int = 0
     coverage: dict[str, Coverage] = field(default_factory=dict)
     mutants: list[MutantResult] = field(default_factory=list)
+    unavailable: dict[str, str] = field(default_factory=dict)
     soak_steps: int = 0
     soak_seeds: tuple[int, int] | None = None
     out_of_budget: bool = False
@@ -92,7 +94,8 @@ class RunResult:
         if self.composition or self.counts[Verdict.FAILED] or not all(mutant.killed for mutant in self.mutants):
             return Verdict.FAILED
         covered = all(coverage.complete for coverage in self.coverage.values())
-        if self.counts[Verdict.INCONCLUSIVE] or not covered or self.out_of_budget or not (self.cells or self.composed):
+        incomplete = self.counts[Verdict.INCONCLUSIVE] or not covered or self.out_of_budget or self.unavailable
+        if incomplete or not (self.cells or self.composed):
             return Verdict.INCONCLUSIVE
         return Verdict.PASSED
 

@@ -123,21 +123,63 @@ def _run_engine_tiers(order: Order, workers: Workers, until: float, result: RunR
 def default_tiers(profile: str) -> tuple[str, ...]:
     """In the core profile those that take minutes; otherwise all that are installed."""
     others = tiers.names()
-    return (*TIERS, *(others if profile == "full" else [name for name in others if name == "R1"]))
+    return (*TIERS, *(others if profile == "full" else [name for name in others if name in ("R1", "T3")]))
 
 
 def _play_tier(name: str, order: Order, workers: Workers, until: float, result: RunResult) -> None:
-    tier = tiers.load(name)
-    if tier.side == "router":
-        sets = routing.examine(order.subject).accepted
-    else:
-        sets = [policies for policies in composition.policy_sets(order.subject) if composition.composes(policies)]
-    cases = [case for case in tier.cases(sets, order.profile) if order.cell in (None, cell_id(case))]
+    """One that cannot be played here is no pass."""
+    try:
+        tier = tiers.load(name)
+    except ConfigurationError as error:
+        result.unavailable[name] = str(error)
+        return
+    legal = tier.cases(_sets_of(tier, order), order.profile)
+    cases = _cases_of(tier, legal, order)
     examine = partial(tiers.examine, name=name, profile=order.profile, first_seed=order.first_seed)
-    for done, found in enumerate(workers.each(examine, cases, until), 1):
+    played = 0
+    for played, found in enumerate(workers.each(examine, cases, until), 1):
         result.cells.append(found)
-        order.progress(name, done, len(cases))
-        result.out_of_budget |= done < len(cases) and time.monotonic() >= until
+        order.progress(name, played, len(cases))
+    result.out_of_budget |= played < len(cases)
+    if tier.strength and order.cell is None:
+        result.coverage[name] = _coverage_of(name, tier.strength, legal, result)
+
+
+def case_of(name: str) -> tuple[str, Any] | None:
+    """The case with this id of a tier that another room brings, and the tier's name."""
+    for tier_name in tiers.names():
+        order = Order(profile="full", cell=name)
+        try:
+            tier = tiers.load(tier_name)
+        except ConfigurationError:
+            continue
+        for case in _cases_of(tier, tier.cases(_sets_of(tier, order), order.profile), order):
+            return tier_name, case
+    return None
+
+
+def _sets_of(tier: tiers.Tier, order: Order) -> list[tuple[str, ...]]:
+    if tier.side not in _sides(order.subject):
+        return []
+    if tier.side == "router":
+        return routing.examine(order.subject).accepted
+    return [policies for policies in composition.policy_sets(order.subject) if composition.composes(policies)]
+
+
+def _cases_of(tier: tiers.Tier, legal: Sequence[Any], order: Order) -> list[Any]:
+    if order.cell is not None:
+        return [case for case in legal if cell_id(case) == order.cell]
+    if not (tier.strength and legal):
+        return list(legal)
+    rows = [tuple(factors.values()) for factors in factors_of(legal)]
+    return [legal[place] for place in covering.cover(rows, tier.strength)]
+
+
+def _coverage_of(name: str, strength: int, legal: Sequence[Any], result: RunResult) -> coverage.Coverage:
+    tried = {found.cell for found in result.cells if found.tier == name and found.verdict is not Verdict.REFUSED}
+    factors = factors_of(legal)
+    ran = [axes for case, axes in zip(legal, factors, strict=True) if case in tried]
+    return coverage.count(ran, factors, strength)
 
 
 def empty_result(order: Order) -> RunResult:
@@ -183,7 +225,7 @@ def chosen(order: Order, accepted: list[Cell]) -> tuple[list[Cell], list[Cell]]:
     return [accepted[place] for place in covering.cover(rows, order.strength)], accepted
 
 
-def factors_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def factors_of(cells: Sequence[Any]) -> list[dict[str, Any]]:
     """What is to be combined in each of ``cells``: each policy's being there, and the axes of the engine."""
     names = sorted({name for cell in cells for name in cell.policies})
     return [{f"policy {name}": name in cell.policies for name in names} | cell.engine_axes() for cell in cells]
@@ -222,10 +264,7 @@ def count_coverage(order: Order, result: RunResult) -> None:
 
 
 def _count_coverage(order: Order, result: RunResult, legal: list[Cell]) -> None:
-    tried = {found.cell for found in result.cells if found.verdict is not Verdict.REFUSED}
-    factors = factors_of(legal)
-    ran = [axes for cell, axes in zip(legal, factors, strict=True) if cell in tried]
-    result.coverage["T2"] = coverage.count(ran, factors, order.strength)
+    result.coverage["T2"] = _coverage_of("T2", order.strength, legal, result)
 
 
 @cache

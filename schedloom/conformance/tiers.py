@@ -24,6 +24,12 @@ class Tier(Protocol):
         ...
 
     @property
+    def strength(self) -> int:
+        """0: all cases are played. Otherwise so many that every combination of this many factors is: each policy's
+        being there, and the ``engine_axes()`` of a case."""
+        ...
+
+    @property
     def invariants(self) -> Sequence[str]: ...
 
     def cases(self, sets: Sequence[tuple[str, ...]], profile: str) -> Sequence[Case]:

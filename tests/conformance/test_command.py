@@ -13,6 +13,7 @@ from schedloom.conformance.command import app
 from schedloom.conformance.invariants import INVARIANTS
 from schedloom.conformance.laboratory import Laboratory
 from schedloom.conformance.results import cell_id
+from schedloom.router.laboratory import SimulatedRouter
 
 CELL = next(cell for cell in legal_cells([("append_prefill",)]) if cell.role == "consumer" and cell.prefix_caching)
 
@@ -32,6 +33,13 @@ def test_every_invariant_is_explained(name: str) -> None:
 def test_a_cell_and_a_known_bad_subject_are_explained() -> None:
     assert "append_prefill" in invoke("explain", cell_id(CELL))[1]
     assert "Breaks KV-2" in invoke("explain", "LeaksTailBlock")[1]
+
+
+def test_a_cell_that_another_room_brings_is_explained() -> None:
+    case = SimulatedRouter(("session_owner",))
+    code, output = invoke("explain", cell_id(case))
+    assert code == 0
+    assert case.label() in output and "A cell of R1." in output
 
 
 def test_nobody_explains_what_is_not_there() -> None:

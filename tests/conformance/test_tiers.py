@@ -2,11 +2,15 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
 
-from schedloom.conformance import tiers
+from schedloom.conformance import composition, coverage, suite, tiers
+from schedloom.conformance.report import document, junit
+from schedloom.conformance.results import RunResult
 from schedloom.conformance.verdicts import Verdict
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.laboratory import SimulatedRouter, SimulationTier, SocketTier, engines
@@ -82,3 +86,66 @@ def test_on_sockets_it_holds_what_it_promises() -> None:
         assert found["violations"] == [], f"seed {seed}"
         events.update(found["events"])
     assert all(events[event] for event in tier.needs(case))
+
+
+@dataclass(frozen=True)
+class Chosen(SimulatedRouter):
+    axes: tuple[int, ...] = ()
+
+    def label(self) -> str:
+        return f"{self.policies} {self.axes}"
+
+    def engine_axes(self) -> dict[str, int]:
+        return dict(zip("abcd", self.axes, strict=True))
+
+
+class Covered(Scripted):
+    """Four axes of three values each, of which every two are to be combined."""
+
+    side = "engine"
+    strength = 2
+
+    def cases(self, sets: Sequence[tuple[str, ...]], profile: str) -> list[SimulatedRouter]:
+        return [Chosen((), axes=axes) for axes in product(range(3), repeat=4)]
+
+
+def run_only(monkeypatch: pytest.MonkeyPatch, tier: Scripted, **more: Any) -> RunResult:
+    """R1 alone, played by ``tier``; T3 cannot be run."""
+
+    def load(name: str) -> Scripted:
+        if name == "T3":
+            raise ConfigurationError("it needs engines")
+        return tier
+
+    monkeypatch.setattr(tiers, "load", load)
+    monkeypatch.setattr(composition, "policy_sets", lambda subject: [()])
+    return suite.run(suite.Order(**{"tiers": ("R1",), **more}))
+
+
+def test_a_tier_with_a_strength_is_covered_and_not_played_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_only(monkeypatch, Covered(played(answered=1)))
+    assert result.coverage["R1"] == coverage.Coverage(strength=2, covered=54, legal=54)
+    assert 9 <= len(result.cells) < 27
+    assert result.verdict is Verdict.PASSED
+
+
+def test_what_was_not_covered_in_time_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_only(monkeypatch, Covered(played(answered=1)), budget=0)
+    assert result.coverage["R1"].covered == 0
+    assert result.verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_tier_that_cannot_be_run_here_is_said_and_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_only(monkeypatch, Covered(played(answered=1)), tiers=("R1", "T3"))
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert document.as_plain(result)["unavailable"] == {"T3": "it needs engines"}
+    assert "not run: it needs engines" in junit.render(result)
+
+
+def test_a_cell_that_failed_is_played_again_from_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_only(monkeypatch, Covered(played(("KV-2", "left"))))
+    failed = result.cells[0]
+    assert document.replay_document(failed) == {"tier": "R1", "cell": failed.id, "seed": 0}
+    again = run_only(monkeypatch, Covered(played(("KV-2", "left"))), cell=failed.id)
+    assert [found.cell for found in again.cells] == [failed.cell]
+    assert again.verdict is Verdict.FAILED

@@ -12,20 +12,15 @@ import json
 import sys
 from typing import Any
 
-from schedloom.core.wire import LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
-from tests.engines.inprocess import (
+from schedloom.adapters.engine.reality.engines import (
     BLOCK,
-    add,
-    ask,
-    drain,
+    connectors,
     keep_asynchronous_scheduling,
-    nixl_and_offload,
-    prompt,
-    sampling,
     scheduler_of,
     start,
-    stop,
 )
+from schedloom.core.wire import LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
+from tests.engines.inprocess import add, ask, drain, prompt, sampling, stop
 
 SESSIONS = 24
 FIRST_TURN = (40, 3)
@@ -104,7 +99,7 @@ def decoder(policies: list[dict[str, Any]]) -> dict[str, Any]:
         "max_num_batched_tokens": 2048,
         "long_prefill_token_threshold": CHUNK,
         "additional_config": {"scheduler_config": {"policies": policies}},
-        "kv_transfer_config": nixl_and_offload(),
+        "kv_transfer_config": connectors("both"),
     }
 
 

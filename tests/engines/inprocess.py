@@ -8,26 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from schedloom.adapters.engine.reality.engines import scheduler_of
 from schedloom.core.wire import JOB_CLASS_KEY
-
-BLOCK = 32
-"""Tokens in a block: attention on a CPU wants a multiple of 32."""
-
-
-def start(model: str, asynchronous: bool = False, **settings: Any) -> Any:
-    """An ``LLM`` with float32 weights, without policies unless ``settings`` bring some."""
-    from vllm import LLM
-
-    common = {
-        "enforce_eager": True,
-        "max_model_len": 20 * BLOCK,
-        "kv_cache_memory_bytes": 64 << 20,
-        "block_size": BLOCK,
-        "dtype": "float32",
-        "max_num_seqs": 16,
-        "disable_log_stats": False,
-    }
-    return LLM(model=model, async_scheduling=asynchronous, **{**common, **settings})
 
 
 def stop(engine: Any) -> None:
@@ -37,10 +19,6 @@ def stop(engine: Any) -> None:
     del engine
     gc.collect()
     cleanup_dist_env_and_memory()
-
-
-def scheduler_of(engine: Any) -> Any:
-    return engine.llm_engine.engine_core.engine_core.scheduler
 
 
 def add(engine: Any, name: str, tokens: list[int], sampling: Any, **more: Any) -> None:
@@ -137,32 +115,3 @@ def decisions(engine: Any) -> dict[str, int]:
         for (policy, _, verdict, _), number in scheduler_of(engine).decisions.counts.items():
             counts[f"{policy} {verdict}"] += number
     return dict(counts)
-
-
-def nixl_and_offload(host_bytes: str = "64MiB") -> dict[str, Any]:
-    """``kv_transfer_config`` of a Decoder as operators configure one: NIXL and the offload connector side by side."""
-    own = {
-        "kv_connector": "PreemptOffloadConnector",
-        "kv_role": "kv_consumer",
-        "kv_connector_extra_config": {"host_bytes": host_bytes},
-    }
-    return {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_consumer",
-        "kv_connector_extra_config": {"connectors": [{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}, own]},
-    }
-
-
-def keep_asynchronous_scheduling() -> None:
-    """vLLM's CPU platform turns it off. Its runners can do it all the same: tests may keep it on."""
-    from vllm.platforms import current_platform
-
-    platform = type(current_platform)
-    check = platform.check_and_update_config.__func__
-
-    def keeping(cls: Any, vllm_config: Any) -> None:
-        wanted = vllm_config.scheduler_config.async_scheduling
-        check(cls, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = wanted
-
-    platform.check_and_update_config = classmethod(keeping)

@@ -14,7 +14,8 @@ import time
 from statistics import quantiles
 from typing import Any
 
-from tests.engines.inprocess import add, drain, prompt, sampling, scheduler_of, start, stop
+from schedloom.adapters.engine.reality.engines import scheduler_of, start
+from tests.engines.inprocess import add, drain, prompt, sampling, stop
 
 STREAMS = 8
 BEFORE = 16

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from schedloom.adapters.engine.peers import INTERVAL_SECONDS, LoadBoard
+from schedloom.adapters.engine.reality.engines import keep_asynchronous_scheduling, scheduler_of, start
 from tests.engines import chain
-from tests.engines.inprocess import Bench, decisions, keep_asynchronous_scheduling, prompt, scheduler_of, start, stop
+from tests.engines.inprocess import Bench, decisions, prompt, stop
 
 Policies = list[dict[str, Any]]
 

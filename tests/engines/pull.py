@@ -12,18 +12,14 @@ import os
 import sys
 from typing import Any
 
-from schedloom.demo.engines import free_ports
-from tests.engines.inprocess import (
-    Bench,
-    add,
-    decisions,
+from schedloom.adapters.engine.reality.engines import (
+    connectors,
     keep_asynchronous_scheduling,
-    nixl_and_offload,
-    prompt,
-    sampling,
+    neighbour,
     scheduler_of,
-    start,
 )
+from schedloom.demo.engines import free_ports
+from tests.engines.inprocess import Bench, add, decisions, prompt, sampling
 
 REQUESTS = 16
 PROMPT = 58
@@ -38,7 +34,9 @@ PROMPTS = {f"pulled-{index}": prompt(index, PROMPT) for index in range(REQUESTS)
 def main() -> None:
     model = sys.argv[1]
     keep_asynchronous_scheduling()
-    producer = neighbour(model, kv_transfer_config={"kv_connector": "NixlConnector", "kv_role": "kv_producer"})
+    producer = neighbour(
+        model, free_ports(1)[0], kv_transfer_config={"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
+    )
     decoders = {mode: decoder(model, mode == "async") for mode in ("sync", "async")}
     facts = {mode: pulled(producer, consumer) for mode, consumer in decoders.items()}
     facts["alone"] = {"tokens": alone(producer)}
@@ -50,31 +48,12 @@ def main() -> None:
 def decoder(model: str, asynchronous: bool) -> Any:
     return neighbour(
         model,
+        free_ports(1)[0],
         asynchronous=asynchronous,
         num_gpu_blocks_override=BLOCKS,
-        kv_transfer_config=nixl_and_offload(),
+        kv_transfer_config=connectors("both"),
         additional_config=OFFLOAD,
     )
-
-
-def neighbour(model: str, **settings: Any) -> Any:
-    """One of several live engines: vLLM keeps one connector for each process, so each step puts its own back."""
-    import vllm.distributed.kv_transfer.kv_transfer_state as state
-    from vllm import envs
-
-    envs.disable_envs_cache()
-    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_ports(1)[0])
-    state._KV_CONNECTOR_AGENT = None
-    engine = start(model, **settings)
-    agent, core = state._KV_CONNECTOR_AGENT, engine.llm_engine.engine_core.engine_core
-    step = core.step_fn
-
-    def own_step() -> Any:
-        state._KV_CONNECTOR_AGENT = agent
-        return step()
-
-    core.step_fn = own_step
-    return engine
 
 
 def pulled(producer: Any, consumer: Any) -> dict[str, Any]:

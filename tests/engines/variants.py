@@ -11,7 +11,8 @@ import json
 import sys
 from typing import Any
 
-from tests.engines.inprocess import ask, decisions, prompt, scheduler_of, start, stop
+from schedloom.adapters.engine.reality.engines import connectors, scheduler_of, start
+from tests.engines.inprocess import ask, decisions, prompt, stop
 
 REQUESTS = 12
 ANSWER = 40
@@ -25,11 +26,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 OFFLOADING: dict[str, Any] = {
     "num_gpu_blocks_override": BLOCKS,
     "additional_config": {"scheduler_config": {"policies": [{"name": "offload_restore", "min_saved_tokens": 1}]}},
-    "kv_transfer_config": {
-        "kv_connector": "PreemptOffloadConnector",
-        "kv_role": "kv_consumer",
-        "kv_connector_extra_config": {"host_bytes": "64MiB"},
-    },
+    "kv_transfer_config": connectors("offload"),
 }
 PROMPTS = [prompt(index, 29) + prompt(index, 29) for index in range(REQUESTS)]
 """Each says everything twice, so that n-grams find drafts."""

@@ -43,6 +43,7 @@ def as_plain(result: RunResult) -> dict[str, Any]:
         "soak": {"steps": result.soak_steps, "seeds": list(result.soak_seeds or ())},
         "seconds": round(result.seconds, 1),
         "outOfBudget": result.out_of_budget,
+        "unavailable": result.unavailable,
         **summary(result),
         "composed": result.composed,
         "refusals": dict(result.refusals.most_common()),
@@ -85,13 +86,15 @@ def _cell(cell: CellResult, result: RunResult) -> dict[str, Any]:
         plain["missing"] = cell.missing
     if cell.violations:
         plain["violations"] = [f"{found.invariant}: {found.message} (step {found.step})" for found in cell.violations]
-    if cell.script:
+    if cell.script or (cell.violations and cell.tier not in ("T1", "T2")):
         plain["replay"] = replay_document(cell)
     return plain
 
 
 def replay_document(cell: CellResult) -> dict[str, Any]:
-    """What ``--replay`` takes: the cell and the acts."""
+    """What ``--replay`` takes: the cell and the acts; of a tier without scripts the cell's id and the seed."""
+    if not cell.script:
+        return {"tier": cell.tier, "cell": cell.id, "seed": cell.failing_seed or 0}
     return {
         "cell": {**cell.cell.to_plain(), "seed": cell.failing_seed or 0},
         "acts": [to_plain(act) for act in cell.script],

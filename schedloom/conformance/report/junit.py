@@ -13,6 +13,7 @@ def render(result: RunResult) -> str:
     suites = ElementTree.Element("testsuites", name="schedloom conformance", time=f"{result.seconds:.1f}")
     for cell in result.cells:
         suites.append(_suite(cell, result.first_seed))
+    suites.append(_unavailable(result))
     suites.append(_mutants(result))
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
@@ -31,6 +32,15 @@ def _suite(cell: CellResult, first_seed: int) -> ElementTree.Element:
     if cell.verdict is Verdict.REFUSED:
         case = ElementTree.SubElement(suite, "testcase", classname=name, name="composition")
         ElementTree.SubElement(case, "skipped", message="; ".join(cell.missing))
+    _count(suite)
+    return suite
+
+
+def _unavailable(result: RunResult) -> ElementTree.Element:
+    suite = ElementTree.Element("testsuite", name="tiers")
+    for tier, reason in result.unavailable.items():
+        case = ElementTree.SubElement(suite, "testcase", classname="tiers", name=tier)
+        ElementTree.SubElement(case, "error", message=f"not run: {reason}")
     _count(suite)
     return suite
 

@@ -46,6 +46,7 @@ def _head(result: RunResult) -> str:
         "Subject": escape(result.subject or "every registered policy"),
         "Cells": escape(cells),
         "Covered": escape(coverage or "nothing was to be covered"),
+        "Not run": escape("; ".join(f"{tier}: {reason}" for tier, reason in result.unavailable.items()) or "nothing"),
         "Steps": f"{result.steps:,}",
         "Known-bad subjects found": f"{facts['mutants']['killed']} of {facts['mutants']['total']}",
         "Seeds": f"from {result.first_seed}",

@@ -43,6 +43,7 @@ class SimulationTier:
     """R1, registered in the entry-point group ``schedloom.tiers``. One seed is one fleet with its faults."""
 
     side = "router"
+    strength = 0
     invariants = ("OUT-1", "OUT-2", "OUT-3", "REJ-1", "RET-2", "FB-1", "KV-2", "KV-4", "LIVE-1", "OBS-1")
 
     def cases(self, sets: Sequence[tuple[str, ...]], profile: str) -> list[SimulatedRouter]:
