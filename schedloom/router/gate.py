@@ -27,13 +27,17 @@ class Gate:
     def waiting(self) -> int:
         return len(self._line)
 
+    def look(self) -> None:
+        """Raises Failure when entering would at once."""
+        if self.inside >= self._limit and len(self._line) >= self._longest_line:
+            raise _full()
+
     async def __aenter__(self) -> None:
+        self.look()
         if self.inside < self._limit:
             self.inside += 1
-            return
-        if len(self._line) >= self._longest_line:
-            raise _full()
-        await self._wait()
+        else:
+            await self._wait()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
