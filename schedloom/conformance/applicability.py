@@ -19,12 +19,12 @@ _TURNING_AWAY = ("admit", "screen")
 
 def turns_away(cell: Any) -> bool:
     """Whether some policy of ``cell`` may turn requests away, as far as its hooks and its own word tell."""
-    return any(_rejects(policy) for policy in subjects.build(cell.policies).policies)
+    return any(_rejects(policy) for policy in subjects.plain(cell.policies))
 
 
 def hands_back(cell: Cell) -> bool:
     """Whether some policy of ``cell`` may hand requests back to the router."""
-    return any(policy.hands_back for policy in subjects.build(cell.policies).policies)
+    return any(policy.hands_back for policy in subjects.plain(cell.policies))
 
 
 def _rejects(policy: Policy) -> bool:

@@ -7,7 +7,6 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,9 @@ class Bench:
         self.engine = laboratory.build(cell, self.chain, policies, faults)
         self.ledger = Ledger(self.chain, cell.max_model_len, self._accuse)
         self.oracles = Oracles(cell, self.engine, self.ledger, self._accuse)
+        self.events = self.oracles.events
         if policies is not None and policies.policies:
-            settings = {policy.name: policy.settings for policy in subjects.build(policies.names).policies}
+            settings = {policy.name: policy.settings for policy in subjects.plain(cell.policies)}
             self.oracles.promises = Promises(cell, self.engine, self.ledger, self._accuse, self.events, settings)
         self.script: list[script.Act] = []
         self.violations: list[Violation] = []
@@ -68,10 +68,6 @@ class Bench:
         self._clock = 0.0
         self._quiet: tuple[str, dict[str, Any]] | None = None
 
-    @property
-    def events(self) -> Counter[str]:
-        return self.oracles.events
-
     def close(self) -> None:
         self.engine.close()
 
@@ -81,7 +77,7 @@ class Bench:
         if not isinstance(act, script.Step | script.Synchronise):
             self._quiet = None
         try:
-            self._do(act)
+            getattr(self, f"_{script.name_of(act)}")(act)
         except Broken:
             raise
         except Exception as error:
@@ -92,11 +88,6 @@ class Bench:
     def _accuse(self, invariant: str, message: str) -> None:
         self.violations.append(Violation(invariant, message, self.steps))
 
-    @singledispatchmethod
-    def _do(self, act: script.Act) -> None:
-        raise NotImplementedError(act)
-
-    @_do.register
     def _arrive(self, act: script.Arrive) -> None:
         name = request_name(act.number)
         if name in self.ledger.entries:
@@ -172,7 +163,6 @@ class Bench:
             tokens.append(token)
         return tokens
 
-    @_do.register
     def _step(self, act: script.Step) -> None:
         for _ in range(act.count):
             self._one_step(act.throttled)
@@ -241,7 +231,6 @@ class Bench:
                 self.oracles.promises.ended(entry, self._clock)
             self.events["rejected" if output.request_id in self.ledger.rejections else "finished"] += 1
 
-    @_do.register
     def _abort(self, act: script.Abort) -> None:
         name = request_name(act.number)
         entry = self.ledger.open.get(name)
@@ -266,7 +255,6 @@ class Bench:
             self._accuse("IDEM-1", f"{what}: it changed the engine's books")
         self.events["ended twice"] += 1
 
-    @_do.register
     def _settle(self, act: script.Settle) -> None:
         entry = self.ledger.entries.get(request_name(act.number))
         if entry is not None:
@@ -283,17 +271,14 @@ class Bench:
             self._accuse("KV-4", f"{name}: {complaint}")
         self.events["transfer failed" if failed else "transfer settled"] += 1
 
-    @_do.register
     def _squeeze(self, act: script.Squeeze) -> None:
         self._squeezed |= self.engine.squeeze(act.blocks) > 0
         self.events["squeezed"] += 1
 
-    @_do.register
     def _relax(self, act: script.Relax) -> None:
         self.engine.relax()
         self._squeezed = False
 
-    @_do.register
     def _reset(self, act: script.Reset) -> None:
         try:
             self.engine.reset_prefix_cache(act.running, act.connector)
@@ -302,41 +287,33 @@ class Bench:
             self.events["reset refused"] += 1
         self.events["reset"] += 1
 
-    @_do.register
     def _pause(self, act: script.Pause) -> None:
         self.paused = "PAUSED_NEW" if act.new_only else "PAUSED_ALL"
         self.engine.pause(self.paused)
 
-    @_do.register
     def _resume(self, act: script.Resume) -> None:
         self.paused = ""
         self.engine.pause("UNPAUSED")
 
-    @_do.register
     def _wait(self, act: script.Wait) -> None:
         self._pass(act.seconds)
 
-    @_do.register
     def _crowd(self, act: script.Crowd) -> None:
         self._pass(STEP_SECONDS)
         self.engine.crowd(act.running, act.kv_usage)
         if self.oracles.promises is not None:
             self.oracles.promises.told(act.running, act.kv_usage, self._clock)
 
-    @_do.register
     def _lose(self, act: script.Lose) -> None:
         for name in self.engine.transfers:
             self._settle_name(name, failed=True)
 
-    @_do.register
     def _silence(self, act: script.Silence) -> None:
         self.engine.silence(act.steps)
 
-    @_do.register
     def _synchronise(self, act: script.Synchronise) -> None:
         self.engine.synchronise()
 
-    @_do.register
     def _drain(self, act: script.Drain) -> None:
         self._relax(script.Relax())
         self._resume(script.Resume())

@@ -18,6 +18,7 @@ AXES = (
     "asynchronous",
     "runner",
     "role",
+    "pushes",
     "offload",
     "multi_connector",
     "prefix_caching",
@@ -48,9 +49,10 @@ class Cell:
     ``variant``: the model is plain; or its tokens are drafted, from n-grams or by a drafter that writes KV ahead
     (``eagle``); or all of its layers look through a sliding window, or some, in blocks of another size (``hybrid``).
     ``zeroing``: new blocks are zeroed before use, as a cache with Mamba layers asks for. ``recompute_failed_loads``:
-    what vLLM does when a transfer fails; otherwise the request ends in an error. ``offload``: there is a connector that
-    saves preempted requests; with a role beside it, or with ``multi_connector``, connectors stand in vLLM's own
-    MultiConnector. Sizes are in tokens, blocks and sequences.
+    what vLLM does when a transfer fails; otherwise the request ends in an error. ``pushes``: KV is written by the
+    Prefiller instead of read by the Decoder. ``offload``: there is a connector that saves preempted requests; with a
+    role beside it, or with ``multi_connector``, connectors stand in vLLM's own MultiConnector. Sizes are in tokens,
+    blocks and sequences.
 
     ``whole_loads`` and ``failed_blocks`` are no axes: with a sliding window, transfers bring the KV of the last prompt
     token too, and tell of the blocks that failed instead of the request. vLLM is not exact then, and what is known of
@@ -62,6 +64,7 @@ class Cell:
     asynchronous: bool = False
     runner: Literal["v1", "v2"] = "v1"
     role: Role = "none"
+    pushes: bool = False
     offload: bool = False
     multi_connector: bool = False
     prefix_caching: bool = True
@@ -142,13 +145,24 @@ _VARIANTS: dict[Variant, list[str]] = {
     "sliding": ["sliding window"],
     "hybrid": ["hybrid KV"],
 }
-_FLAGS = ("offload", "multi_connector", "prefix_caching", "priority", "roomy", "zeroing", "recompute_failed_loads")
+_FLAGS = (
+    "pushes",
+    "offload",
+    "multi_connector",
+    "prefix_caching",
+    "priority",
+    "roomy",
+    "zeroing",
+    "recompute_failed_loads",
+)
 
 
 def illegal(cell: Cell) -> str | None:
     """Why no such engine exists, or None. Policies are not looked at: they are refused by composition itself."""
     if cell.multi_connector and not cell.connects:
         return "without a KV role there is no connector"
+    if cell.pushes and cell.role == "none":
+        return "without a KV role nobody pushes"
     if cell.offload and cell.role != "none" and not cell.multi_connector:
         return "two connectors need vLLM's MultiConnector"
     if not cell.receives and not cell.recompute_failed_loads:

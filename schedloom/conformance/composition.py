@@ -66,7 +66,7 @@ def contract_of(cell: Cell) -> EngineContract:
         models=["model"],
         block_size=cell.block_size,
         prefix_caching=cell.prefix_caching,
-        kv_connector="PullConnector" if cell.connects else None,
+        kv_connector=("PushConnector" if cell.pushes else "PullConnector") if cell.connects else None,
         saves_preempted_kv=cell.offload,
         max_model_len=cell.max_model_len,
         model_runner=cell.runner,

@@ -133,8 +133,12 @@ Act = (
 _ACTS: dict[str, type[Act]] = {act.__name__.lower(): act for act in get_args(Act)}
 
 
+def name_of(act: Act) -> str:
+    return type(act).__name__.lower()
+
+
 def to_plain(act: Act) -> dict[str, Any]:
-    return {"act": type(act).__name__.lower(), **asdict(act)}
+    return {"act": name_of(act), **asdict(act)}
 
 
 def from_plain(plain: dict[str, Any]) -> Act:

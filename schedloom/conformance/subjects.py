@@ -16,7 +16,13 @@ from schedloom.core.registry import Registry
 
 def reads_peers(names: Sequence[str]) -> bool:
     """Whether some of these policies look at the load of other data-parallel ranks."""
-    return any(policy.reads_peers for policy in build(names).policies)
+    return any(policy.reads_peers for policy in plain(tuple(names)))
+
+
+@cache
+def plain(names: tuple[str, ...]) -> tuple[Policy, ...]:
+    """The installed policies ``names``, composed. They are to be asked about themselves, and about no request."""
+    return tuple(build(names).policies)
 
 
 def build(names: Sequence[str], registry: Registry | None = None, faults: Iterable[type] = ()) -> PolicySet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -119,6 +120,7 @@ def _reachable_ranks(parallel: Any) -> int:
     return int(parallel.data_parallel_size)
 
 
+@cache
 def version_of(*distributions: str) -> str | None:
     """The version of the first of ``distributions`` that is installed."""
     from importlib.metadata import PackageNotFoundError

@@ -1,6 +1,6 @@
-"""A P/D connector in pull form, over the laboratory's fabric instead of a network.
+"""P/D connectors in pull and push form, over the laboratory's fabric instead of a network.
 
-It keeps to vLLM's connector interface on both sides, so that it also stands inside vLLM's own ``MultiConnector``.
+They keep to vLLM's connector interface on both sides, so that they also stand inside vLLM's own ``MultiConnector``.
 """
 
 from __future__ import annotations
@@ -97,6 +97,29 @@ class PullConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._fabric.take_lost_blocks()
+
+
+class PushConnector(PullConnector):
+    """A Prefiller writes the prompt's KV to where a Decoder told it to. Until that is done the engine makes steps, be
+    there requests or none."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._unwritten: set[str] = set()
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        held, parameters = super().request_finished_all_groups(request, block_ids)
+        if held:
+            self._unwritten.add(request.request_id)
+        return held, parameters
+
+    def has_pending_push_work(self) -> bool:
+        return bool(self._unwritten or self._begun)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self._unwritten.difference_update(connector_output.finished_sending or ())
 
 
 class IdleConnector(PullConnector):

@@ -257,8 +257,8 @@ class Engine(Books):
     # One step
 
     def _dispatch(self, throttled: bool) -> Report:
-        running = [request.request_id for request in self.scheduler.running]
-        streams = [name for name in running if self._left(name, 0) <= 1]
+        running = len(self.scheduler.running)
+        streams = [one.request_id for one in self.scheduler.running if one.num_tokens - one.num_computed_tokens <= 1]
         output = self.scheduler.schedule(throttled)
         worker = self._worker
         if worker is not None:
@@ -267,15 +267,15 @@ class Engine(Books):
         transferred = self._transfer(output.finished_req_ids) if worker is not None else None
         self._in_flight.append((output, plan, transferred))
         report = _report(output)
-        report.streams, report.prefilling, report.now = streams, len(running) - len(streams), self._clock
-        report.left = {name: self._left(name, count) for name, count in output.num_scheduled_tokens.items()}
+        report.streams, report.prefilling, report.now = streams, running - len(streams), self._clock
+        report.left = self._left(output.num_scheduled_tokens)
         begun, self.fabric.begun = self.fabric.begun, []
         report.blocks |= {request_id: self.blocks_of(request_id) for request_id in begun}
         return report
 
-    def _left(self, request_id: str, scheduled: int) -> int:
-        request = self.scheduler.requests[request_id]
-        return int(request.num_tokens - request.num_computed_tokens + scheduled)
+    def _left(self, scheduled: dict[str, int]) -> dict[str, int]:
+        pairs = ((self.scheduler.requests[name], count) for name, count in scheduled.items())
+        return {one.request_id: one.num_tokens - one.num_computed_tokens + count for one, count in pairs}
 
     def _handle_preemptions(self, output: Any) -> None:
         if self._worker is not None:
@@ -334,7 +334,9 @@ class Engine(Books):
 
     def _last_read(self, out: Any, reads: dict[str, list[int]]) -> int | None:
         """The state behind the last of its new tokens, those aside that it tells again."""
-        new = len(out.new_token_ids) - (self._retold.pop(out.request_id, 0) if out.new_token_ids else 0)
+        new = len(out.new_token_ids)
+        if self._retold and new:
+            new -= self._retold.pop(out.request_id, 0)
         known = reads.get(out.request_id, [])
         return known[new - 1] if 0 < new <= len(known) else None
 

@@ -30,8 +30,9 @@ class Layers:
         self._store = store
         self._arithmetic = arithmetic
 
-    def write(self, rows: Numbers, positions: Numbers, records: Words, after: Words) -> None:
-        """Write one slot for each position: ``records``, and the states ``after`` them, are what is known of it."""
+    def write(self, rows: Numbers | int, positions: Numbers, records: Words, after: Words) -> None:
+        """Write one slot for each position, of as many rows or of one: ``records``, and the states ``after`` them, are
+        what is known of it."""
         raise NotImplementedError
 
     def read(self, rows: Numbers, lengths: Numbers, known: Known, next_token: bool) -> Words:
@@ -43,7 +44,7 @@ class Layers:
         block, offset = np.divmod(positions, self.block_size)
         self._store.slots[self.tables[row, block], offset] = np.uint64(value)
 
-    def _put(self, rows: Numbers, positions: Numbers, values: Words) -> None:
+    def _put(self, rows: Numbers | int, positions: Numbers, values: Words) -> None:
         block, offset = np.divmod(positions, self.block_size)
         self._store.slots[self.tables[rows, block], offset] = values
 
@@ -51,7 +52,7 @@ class Layers:
 class FullAttention(Layers):
     """Keeps the records, and reads all of them."""
 
-    def write(self, rows: Numbers, positions: Numbers, records: Words, after: Words) -> None:
+    def write(self, rows: Numbers | int, positions: Numbers, records: Words, after: Words) -> None:
         self._put(rows, positions, records)
 
     def read(self, rows: Numbers, lengths: Numbers, known: Known, next_token: bool) -> Words:
@@ -71,7 +72,7 @@ class SlidingWindow(Layers):
         super().__init__(store, arithmetic, block_size, num_rows)
         self._window = window
 
-    def write(self, rows: Numbers, positions: Numbers, records: Words, after: Words) -> None:
+    def write(self, rows: Numbers | int, positions: Numbers, records: Words, after: Words) -> None:
         self._put(rows, positions, after)
 
     def read(self, rows: Numbers, lengths: Numbers, known: Known, next_token: bool) -> Words:

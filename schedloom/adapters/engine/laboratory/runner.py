@@ -174,7 +174,7 @@ class Runner:
         records, after = self.arithmetic.run(state, start, self._tokens[row, start:end])
         positions = self.arithmetic.positions[start:end]
         for layers in self.layers:
-            layers.write(np.broadcast_to(row, positions.shape), positions, records, after)
+            layers.write(row, positions, records, after)
         self._states[row] = after[-1]
 
     def _sample(self, plan: Plan, samples: Numbers) -> None:

@@ -124,7 +124,8 @@ def _transfer(cell: Any, fabric: int) -> KVTransferConfig | None:
         "kv_role": KV_ROLES.get(cell.role, "kv_both"),
         "kv_load_failure_policy": "recompute" if cell.recompute_failed_loads else "fail",
     }
-    children = [_child("PullConnector", CONNECTOR_MODULE, {"fabric": fabric})] if cell.role != "none" else []
+    transfers = "PushConnector" if cell.pushes else "PullConnector"
+    children = [_child(transfers, CONNECTOR_MODULE, {"fabric": fabric})] if cell.role != "none" else []
     if cell.offload:
         children.insert(0, _child("PreemptOffloadConnector", OFFLOAD_MODULE, _OFFLOAD))
     if not cell.multi_connector:
