@@ -104,14 +104,17 @@ class EngineTier:
             "preempt_offload RESTORES": "offload_restore",
             "append_prefill ADMIT": "append_prefill",
             "balance HOLD": "balance",
-            "recompute RESUME": "recompute",
         }
+        if "offload_restore" not in case.policies:
+            # Whoever is preempted is saved before anybody thinks of handing it back.
+            by_policy["recompute RESUME"] = "recompute"
         needed += [event for event, wanted in by_axis.items() if wanted]
         return needed + [event for event, policy in by_policy.items() if policy in case.policies]
 
     def play(self, case: RealEngine, seed: int) -> Mapping[str, Any]:
         *ports, unused = free_ports(3)
-        plain = {**case.to_plain(), "settings": _settings(case.policies), "seed": seed, "ports": ports}
+        settings, needs = _settings(case.policies), self.needs(case)
+        plain = {**case.to_plain(), "settings": settings, "needs": needs, "seed": seed, "ports": ports}
         specification = EngineSpec("cell", unused, runner=case.runner, environment={"VLLM_LOGGING_LEVEL": "ERROR"})
         command = [sys.executable, "-m", "schedloom.adapters.engine.reality", str(cached_model()), json.dumps(plain)]
         environment = specification.full_environment()

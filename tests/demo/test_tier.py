@@ -49,6 +49,7 @@ def test_a_cell_must_meet_what_its_axes_and_policies_are_there_for() -> None:
     needs = EngineTier().needs(CASE)
     assert {"preempted", "resumed", "log-probabilities compared", "prefix hit", "pulled", "chunk"} <= set(needs)
     assert {"preempt_offload RESTORES", "append_prefill ADMIT", "append_prefill asked"} <= set(needs)
+    assert "recompute RESUME" in EngineTier().needs(RealEngine(("recompute",), connector="pull"))
     assert not {"prefix hit", "pulled", "chunk"} & set(EngineTier().needs(RealEngine(prefix_caching=False)))
 
 
@@ -61,6 +62,7 @@ def test_the_process_is_told_the_cell_and_what_it_says_is_passed_on(monkeypatch:
     assert (told["seed"], told["connector"], told["chunked"]) == (5, "both", True)
     assert [choice["name"] for choice in told["settings"]] == ["append_prefill", "offload_restore"]
     assert told["settings"][1]["min_saved_tokens"] == 4
+    assert told["needs"] == EngineTier().needs(CASE)
 
 
 def test_a_refusal_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,15 +51,15 @@ class Client:
             self.logprobs = [{token: found.logprob for token, found in place.items()} for place in answer.logprobs]
 
 
-def first_turns(seed: int, hand_back: bool) -> list[Client]:
-    """Prompts that two blocks hold, but not with their answers. A third of them are batch jobs; of those that may be
-    handed back, where somebody may do that, every other one is."""
+def first_turns(seed: int, hand_back: bool, name: str = "first") -> list[Client]:
+    """Prompts that two blocks hold, but not with their answers. A third of them are batch jobs; where somebody hands
+    back, every other one may be handed back."""
     chance = random.Random(seed)
     return [
         Client(
-            name=f"first-{number}",
+            name=f"{name}-{number}",
             prompt=text(chance, chance.randint(2 * BLOCK - 8, 2 * BLOCK - 3)),
-            session=f"session-{number}",
+            session=f"session of {name}-{number}",
             job="batch" if chance.random() < 0.3 else None,
             continuable=hand_back and bool(number % 2),
             leaves=number == TURNS // 2,

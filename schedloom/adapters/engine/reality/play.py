@@ -19,12 +19,16 @@ from schedloom.adapters.engine.reality.clients import (
     sampling,
 )
 from schedloom.adapters.engine.reality.engines import BLOCK, MAX_SEQUENCES, connectors, core_of, neighbour, scheduler_of
+from schedloom.adapters.engine.reality.squeeze import Squeeze
 from schedloom.adapters.engine.reality.witness import Witness
 from schedloom.core.continuation import CONTINUABLE_KEY, RESUME_KEY, HandBack
 from schedloom.core.wire import JOB_CLASS_KEY, LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION, REJECTION_PREFIX
 
 BLOCKS = 17
 """The null block, and sixteen for ten requests that come to need three each."""
+
+MOST_ROUNDS = 4
+"""Rounds of turns: two, and more while something that must happen has not."""
 
 HOST_BYTES = "1MiB"
 """Room for the KV of a few preempted requests, not of all."""
@@ -48,6 +52,7 @@ class Play:
         self.undisturbed = neighbour(model, case["ports"][0], **roomy)
         self.engine = neighbour(model, case["ports"][1], **self._tight())
         self.witness = Witness(scheduler_of(self.engine))
+        self.squeeze: Squeeze | None = None
         self.asked: dict[str, Client] = {}
         self.folder = tempfile.TemporaryDirectory(prefix="schedloom-")
         policies = getattr(scheduler_of(self.engine), "policies", None)
@@ -77,23 +82,34 @@ class Play:
         return LoadBoard(path, rank=1)
 
     def run(self) -> dict[str, Any]:
-        firsts = first_turns(self.case["seed"], self.hands_back)
-        expected = alone(self.undisturbed, firsts)
-        answers = [expected[client.name][0] for client in firsts]
-        later = follow_ups(self.case["seed"], firsts, answers, self.judged)
-        expected |= alone(self.undisturbed, later)
-        for clients in (firsts, later):
-            self._serve_and_note(clients)
+        seed = self.case["seed"]
+        firsts = first_turns(seed, self.hands_back)
+        answers = self._round(firsts)
+        self.squeeze = Squeeze(scheduler_of(self.engine), self._misses_something)
+        self._round(follow_ups(seed, firsts, answers, self.judged))
+        for number in range(2, MOST_ROUNDS):
+            if self._misses_something():
+                self._round(first_turns(hash((seed, number)), self.hands_back, f"more-{number}"))
+        self.squeeze.relax()
         self._rest()
         self.folder.cleanup()
-        for client in (*firsts, *later):
-            self._judge(client, *expected[client.name])
         self.violations += [("LIVE-3", sentence) for sentence in self.witness.failures()]
-        events = self.witness.events + self.witness.decided()
-        return {"steps": self.witness.steps, "events": events, "violations": self.violations}
+        return {"steps": self.witness.steps, "events": self.witness.all_events(), "violations": self.violations}
+
+    def _misses_something(self) -> bool:
+        events = self.witness.all_events()
+        return not all(events[event] for event in self.case["needs"])
+
+    def _round(self, clients: Sequence[Client]) -> list[list[int]]:
+        """Serve ``clients`` and judge what they got; what they should have got. An engine that raises is a finding, and
+        no reason not to look at what it has answered."""
+        expected = alone(self.undisturbed, clients)
+        self._serve_and_note(clients)
+        for client in clients:
+            self._judge(client, *expected[client.name])
+        return [expected[client.name][0] for client in clients]
 
     def _serve_and_note(self, clients: Sequence[Client]) -> None:
-        """An engine that raises is a finding, and no reason not to look at what it has answered."""
         try:
             self._serve(clients)
         except TimeoutError as error:
@@ -110,6 +126,8 @@ class Play:
         while self.engine.llm_engine.has_unfinished_requests():
             if time.monotonic() - began > PATIENCE_SECONDS:
                 raise TimeoutError(f"it still has work after {PATIENCE_SECONDS:.0f} s")
+            if self.squeeze is not None:
+                self.squeeze.look()
             self._step(time.monotonic() - began)
 
     def _step(self, elapsed: float) -> None:

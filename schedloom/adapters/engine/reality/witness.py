@@ -50,9 +50,9 @@ class Witness:
         request = self._scheduler.requests[request_id]
         return bool(request.num_computed_tokens < request.num_prompt_tokens)
 
-    def decided(self) -> Counter[str]:
-        """How often each verdict of each policy was carried out."""
-        counts: Counter[str] = Counter()
+    def all_events(self) -> Counter[str]:
+        """Those, and how often each verdict of each policy was carried out."""
+        counts = self.events.copy()
         if hasattr(self._scheduler, "decisions"):
             for (policy, _, verdict, _), number in self._scheduler.decisions.counts.items():
                 counts[f"{policy} {verdict}"] += number
