@@ -77,7 +77,6 @@ class Generation:
         door, settings = self._door, self._door.settings
         if door.draining:
             raise Failure.own(503, "The router is shutting down.", "shutting_down").retry_after(1)
-        door.gate.look()
         headers = ClientHeaders(scope["headers"])
         tenant = door.tenants.of(headers.authorization)
         raw = await read_body(receive, settings.max_body_bytes)

@@ -53,3 +53,7 @@ class Failure(Exception):
     def may_pass(self) -> bool:
         """Whether another engine, or the same a little later, may well serve the request."""
         return self.is_the_engines_fault or self.status == 429
+
+
+def busy() -> Failure:
+    return Failure.own(503, "The router is busy; try again later.", "overloaded").retry_after(1)

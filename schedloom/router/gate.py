@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from types import TracebackType
 
-from schedloom.router.failures import Failure
+from schedloom.router.failures import busy
 
 
 class Gate:
@@ -27,13 +27,12 @@ class Gate:
     def waiting(self) -> int:
         return len(self._line)
 
-    def look(self) -> None:
-        """Raises Failure when entering would at once."""
-        if self.inside >= self._limit and len(self._line) >= self._longest_line:
-            raise _full()
+    def is_full(self) -> bool:
+        return self.inside >= self._limit and len(self._line) >= self._longest_line
 
     async def __aenter__(self) -> None:
-        self.look()
+        if self.is_full():
+            raise busy()
         if self.inside < self._limit:
             self.inside += 1
         else:
@@ -71,8 +70,4 @@ class Gate:
 
 def _give_up(place: asyncio.Future[None]) -> None:
     if not place.done():
-        place.set_exception(_full())
-
-
-def _full() -> Failure:
-    return Failure.own(503, "The router is busy; try again later.", "overloaded").retry_after(1)
+        place.set_exception(busy())

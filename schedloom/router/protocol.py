@@ -8,27 +8,38 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from schedloom.router.failures import error_body
+from schedloom.router.dialect import DIALECTS
+from schedloom.router.failures import busy, error_body
 from schedloom.router.watch import CONNECTION
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 _HEAD = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+_BUSY = busy().body
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_BUSY), _BUSY)
+)
+_REFUSABLE = frozenset(path.encode() for path in DIALECTS)
 
 
 class LimitedProtocol(HttpToolsProtocol):
     """Closes connections whose request is too long in its head (431), or too slow in its head or body (408).
 
-    A request that arrives in one piece costs no timer.
+    A request that arrives in one piece costs no timer. While the router ``is_full`` what engines would serve is refused
+    (503) for a tenth of what it costs to serve it, and ``on_refused`` is called.
     """
 
     max_header_bytes = 64 * 1024
     header_seconds = 10.0
     body_seconds = 30.0
+    is_full: Callable[[], bool] = staticmethod(lambda: False)
+    on_refused: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._in_head = True
         self._in_body = False
+        self._refusing = False
         self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._on_lost: Callable[[], None] | None = None
@@ -60,18 +71,22 @@ class LimitedProtocol(HttpToolsProtocol):
         received, self._head_bytes = self._head_bytes, 0
         if received > self.max_header_bytes and self._head_size() > self.max_header_bytes:
             self._refuse_head()
+        elif self.is_full() and self._may_refuse():
+            self._refusing = True
         else:
             self.scope[CONNECTION] = self  # type: ignore[literal-required]
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and not self._refusing:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._arrived()
         self._in_head, self._in_body = True, False
-        if not self.transport.is_closing():
+        if self._refusing:
+            self._refuse_shortly()
+        elif not self.transport.is_closing():
             super().on_message_complete()
 
     def _head_size(self) -> int:
@@ -90,6 +105,22 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _may_refuse(self) -> bool:
+        """Not in the midst of another answer, nor where a client waits to be told to go on."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        is_for_engines = self.url in _REFUSABLE and self.parser.get_method() == b"POST"
+        return is_for_engines and is_idle and not self.expect_100_continue
+
+    def _refuse_shortly(self) -> None:
+        self._refusing = False
+        self.on_refused()
+        self.transport.write(_REFUSAL)
+        if self.parser.should_keep_alive():
+            idle = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+            self.timeout_keep_alive_task = idle
+        else:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg, "invalid_http")

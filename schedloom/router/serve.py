@@ -48,7 +48,7 @@ async def serve(settings: RouterSettings, app: RouterApp, listener: socket.socke
         listener.listen(_BACKLOG)
         config = uvicorn.Config(
             app,
-            http=_protocol(settings),
+            http=protocol_of(settings, app),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -75,11 +75,13 @@ def open_store(settings: RouterSettings) -> SessionStore | None:
     return RedisSessions(settings.session_store, urls, settings.session_idle_seconds)
 
 
-def _protocol(settings: RouterSettings) -> type[LimitedProtocol]:
+def protocol_of(settings: RouterSettings, app: RouterApp) -> type[LimitedProtocol]:
     limits = {
         "max_header_bytes": settings.max_header_bytes,
         "header_seconds": settings.header_timeout_seconds,
         "body_seconds": settings.body_timeout_seconds,
+        "is_full": staticmethod(app.door.gate.is_full),
+        "on_refused": staticmethod(lambda: app.metrics.ended("", "failed")),
     }
     return type("Protocol", (LimitedProtocol,), limits)
 

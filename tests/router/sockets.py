@@ -17,10 +17,12 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 @asynccontextmanager
-async def served(app: ASGIApp, host: str = "127.0.0.1") -> AsyncIterator[str]:
+async def served(
+    app: ASGIApp, host: str = "127.0.0.1", protocol: type[LimitedProtocol] = LimitedProtocol
+) -> AsyncIterator[str]:
     """The address at which ``app`` is served."""
     listener = listen(host, 0)
-    config = uvicorn.Config(app, http=LimitedProtocol, ws="none", lifespan="off", log_config=None)
+    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:

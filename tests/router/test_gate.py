@@ -100,6 +100,5 @@ async def test_excess_is_answered_with_when_to_come_again(bench: Make) -> None:
     refused = await requests[2]
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
     assert refused.json["error"]["code"] == "overloaded"
-    assert (await router.client.post("/v1/chat/completions", b"{")).status == 503, "refused before it is understood"
     go.set()
     assert [(await request).status for request in requests[:2]] == [200, 200]

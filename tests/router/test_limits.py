@@ -10,8 +10,9 @@ import pytest
 
 from schedloom.router.app import RouterApp
 from schedloom.router.protocol import LimitedProtocol
+from schedloom.router.serve import protocol_of
 from tests.router.conftest import settings_for
-from tests.router.fakes import FakeUpstream, decoder, prefiller
+from tests.router.fakes import Answer, FakeUpstream, decoder, prefiller
 from tests.router.sockets import served
 
 pytestmark = pytest.mark.anyio
@@ -143,6 +144,31 @@ async def test_a_body_that_is_too_long_is_refused(address: tuple[str, int]) -> N
 async def test_what_two_servers_could_read_differently_is_refused(address: tuple[str, int], head: bytes) -> None:
     answer = await exchange(address, head + BODY)
     assert answer.startswith(b"HTTP/1.1 400") and b'"code":"invalid_http"' in answer
+
+
+async def test_a_full_router_refuses_before_it_reads_and_goes_on_when_there_is_room() -> None:
+    """Engines that call back and whoever looks at a page are heard all the same."""
+    engines, go = [prefiller(), decoder()], asyncio.Event()
+    engines[0].script = [Answer(200, steps=[go])]
+    settings = settings_for(engines, max_in_flight=1, max_waiting=0)
+    app = RouterApp(settings, FakeUpstream(engines))
+    await app.start()
+    async with served(app, protocol=protocol_of(settings, app)) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        address = (host, int(port))
+        first = asyncio.create_task(exchange(address, post(CLOSE)))
+        while not app.door.gate.is_full():
+            await asyncio.sleep(0.01)
+        refused = await exchange(address, post(body=b"{"), post(CLOSE, body=b"{"))
+        assert refused.count(b"HTTP/1.1 503 Service Unavailable") == refused.count(b"retry-after: 1") == 2
+        assert refused.count(b'"code":"overloaded"') == 2
+        assert (await exchange(address, post(CLOSE, path=b"/v1/metaserver?x"))).startswith(b"HTTP/1.1 404")
+        assert (await exchange(address, b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        go.set()
+        await first
+        assert (await exchange(address, post(CLOSE))).startswith(b"HTTP/1.1 200")
+    assert app.metrics.requests.labels("none", "failed")._value.get() >= 2
+    await app.close()
 
 
 @pytest.mark.parametrize("host", [b"x/e?", b"evil@x", b"", b"x#/v1/models"])
