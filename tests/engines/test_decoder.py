@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 PLUGINS = {"VLLM_PLUGINS": "schedloom,schedloom_cpu_engine"}
 MARK = {"vllm_xargs": {LOCAL_ATTEMPT_KEY: PROTOCOL_VERSION}}
 IDLE_SECONDS = 3.0
+BLOCK = 32
 
 
 def decoder_spec(runner: Any, **changes: Any) -> EngineSpec:
@@ -77,7 +78,7 @@ def test_the_contract_is_served(decoder: Engine) -> None:
         contract = EngineContract.model_validate_json(response.read())
     assert contract.role.value == "consumer"
     assert contract.models == ["demo"]
-    assert contract.block_size == 32
+    assert contract.block_size == BLOCK
     assert contract.features == ["append_prefill"]
     assert contract.model_runner == decoder.spec.runner
     assert contract.kv_lease_seconds == 30
@@ -116,6 +117,17 @@ def test_a_warm_attempt_is_served_exactly(decoder: Engine) -> None:
     assert reused == (300 + 39) // 32 * 32
     undisturbed = complete(decoder, history, cache_salt="no reuse")
     assert attempt["choices"][0]["token_ids"] == undisturbed["choices"][0]["token_ids"]
+
+
+def test_a_suffix_of_any_length_is_exact(decoder: Engine) -> None:
+    """Of one token, which a decode has too, and of lengths around a block's."""
+    resident = prompt(6, 9 * BLOCK)
+    complete(decoder, resident)
+    for length in (1, 2, 3, BLOCK - 1, BLOCK, BLOCK + 1):
+        attempt = complete(decoder, whole := resident + prompt(60 + length, length), **MARK)
+        assert attempt["usage"]["prompt_tokens_details"]["cached_tokens"] == len(resident)
+        undisturbed = complete(decoder, whole, cache_salt="no reuse")
+        assert attempt["choices"][0]["token_ids"] == undisturbed["choices"][0]["token_ids"], f"a suffix of {length}"
 
 
 def test_an_idle_decoder_rests(decoder: Engine) -> None:
