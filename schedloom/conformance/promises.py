@@ -223,9 +223,11 @@ class Promises:
         return arrival + delay, arrival + delay
 
     def _may_be_put_off(self, entry: Entry) -> bool:
-        if entry.order.job_class is None or "batch_job_aware" not in self._settings:
-            return entry.order.marked
-        return bool(len(self._jobs_seen) >= self._settings["batch_job_aware"].max_active)
+        """A local attempt may have been turned away, and a batch job waits where as many run as may."""
+        if entry.order.marked:
+            return True
+        job = entry.order.job_class is not None and "batch_job_aware" in self._settings
+        return job and len(self._jobs_seen) >= int(self._settings["batch_job_aware"].max_active)
 
     @property
     def _orders(self) -> bool:
