@@ -18,6 +18,7 @@ class Gate:
 
     def __init__(self, limit: int, waiting: int, patience: float) -> None:
         self.inside = 0
+        self._coming = 0
         self._limit = limit
         self._longest_line = waiting
         self._patience = patience
@@ -27,11 +28,21 @@ class Gate:
     def waiting(self) -> int:
         return len(self._line)
 
-    def is_full(self) -> bool:
-        return self.inside >= self._limit and len(self._line) >= self._longest_line
+    def may_come(self) -> bool:
+        """Whether there is room for another, counting those who may come and will have entered when the loop has come
+        round.
+        """
+        if self.inside + len(self._line) + self._coming >= self._limit + self._longest_line:
+            return False
+        self._coming += 1
+        asyncio.get_running_loop().call_soon(self._came)
+        return True
+
+    def _came(self) -> None:
+        self._coming -= 1
 
     async def __aenter__(self) -> None:
-        if self.is_full():
+        if self.inside >= self._limit and len(self._line) >= self._longest_line:
             raise busy()
         if self.inside < self._limit:
             self.inside += 1

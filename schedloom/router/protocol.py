@@ -25,14 +25,14 @@ _REFUSABLE = frozenset(path.encode() for path in DIALECTS)
 class LimitedProtocol(HttpToolsProtocol):
     """Closes connections whose request is too long in its head (431), or too slow in its head or body (408).
 
-    A request that arrives in one piece costs no timer. While the router ``is_full`` what engines would serve is refused
-    (503) for a tenth of what it costs to serve it, and ``on_refused`` is called.
+    A request that arrives in one piece costs no timer. What engines would serve and ``may_come`` has no room for is
+    refused (503) for a tenth of what it costs to serve it; then ``on_refused`` is called.
     """
 
     max_header_bytes = 64 * 1024
     header_seconds = 10.0
     body_seconds = 30.0
-    is_full: Callable[[], bool] = staticmethod(lambda: False)
+    may_come: Callable[[], bool] = staticmethod(lambda: True)
     on_refused: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -71,7 +71,7 @@ class LimitedProtocol(HttpToolsProtocol):
         received, self._head_bytes = self._head_bytes, 0
         if received > self.max_header_bytes and self._head_size() > self.max_header_bytes:
             self._refuse_head()
-        elif self.is_full() and self._may_refuse():
+        elif self._is_refusable() and not self.may_come():
             self._refusing = True
         else:
             self.scope[CONNECTION] = self  # type: ignore[literal-required]
@@ -106,7 +106,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
-    def _may_refuse(self) -> bool:
+    def _is_refusable(self) -> bool:
         """Not in the midst of another answer, nor where a client waits to be told to go on."""
         is_idle = self.cycle is None or self.cycle.response_complete
         is_for_engines = self.url in _REFUSABLE and self.parser.get_method() == b"POST"

@@ -80,7 +80,7 @@ def protocol_of(settings: RouterSettings, app: RouterApp) -> type[LimitedProtoco
         "max_header_bytes": settings.max_header_bytes,
         "header_seconds": settings.header_timeout_seconds,
         "body_seconds": settings.body_timeout_seconds,
-        "is_full": staticmethod(app.door.gate.is_full),
+        "may_come": staticmethod(app.door.gate.may_come),
         "on_refused": staticmethod(lambda: app.metrics.ended("", "failed")),
     }
     return type("Protocol", (LimitedProtocol,), limits)

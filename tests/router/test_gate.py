@@ -58,6 +58,18 @@ async def test_a_full_line_refuses_at_once() -> None:
     assert (gate.inside, gate.waiting) == (0, 0)
 
 
+async def test_no_more_may_come_at_once_than_there_is_room_for() -> None:
+    gate = Gate(limit=2, waiting=1, patience=5)
+    assert [gate.may_come() for _ in range(5)] == [True, True, True, False, False]
+    visits = [Visit(gate) for _ in range(2)]
+    await settle()
+    assert [gate.may_come() for _ in range(2)] == [True, False]
+    for visit in visits:
+        visit.go.set()
+        await visit.task
+    assert [gate.may_come() for _ in range(4)] == [True, True, True, False]
+
+
 async def test_patience_ends() -> None:
     gate = Gate(limit=1, waiting=1, patience=0.01)
     first, second = Visit(gate), Visit(gate)
