@@ -15,6 +15,7 @@ from schedloom.core.composition import compose
 from schedloom.router.attempts import Attempts
 from schedloom.router.breaker import Clock
 from schedloom.router.client import HttpUpstream
+from schedloom.router.deadlines import Deadlines
 from schedloom.router.dialect import DIALECTS
 from schedloom.router.endpoint import Door, Generation, read_body
 from schedloom.router.events.listener import Events
@@ -24,6 +25,7 @@ from schedloom.router.fleet import build_fleet
 from schedloom.router.gate import Gate
 from schedloom.router.headers import ClientHeaders
 from schedloom.router.learning import Lessons
+from schedloom.router.line import ClientGone, line_of
 from schedloom.router.membership import Membership
 from schedloom.router.metrics import Metrics
 from schedloom.router.openapi import OPENAPI_PATH, openapi
@@ -37,7 +39,6 @@ from schedloom.router.tenants import Tenants
 from schedloom.router.tokens import Tokens
 from schedloom.router.transfer.callbacks import CALLBACK_PATH, MAX_CALLBACK_BYTES, Callbacks
 from schedloom.router.upstream import Upstream
-from schedloom.router.watch import ClientGone
 
 
 class RouterApp:
@@ -75,7 +76,8 @@ class RouterApp:
             self._attempts, self.fleet, self.sessions, policies, selection, excuses, tokens, self.metrics, settings
         )
         gate = Gate(settings.max_in_flight, settings.max_waiting, settings.waiting_timeout_seconds)
-        self.door = Door(settings, pipeline, Tenants(settings), gate, self.metrics)
+        deadlines = Deadlines(settings.request_timeout_seconds)
+        self.door = Door(pipeline, Tenants(settings), gate, self.metrics, deadlines, settings.max_body_bytes)
         self._created = int(time.time())
         self._routes = self._route_table()
 
@@ -167,7 +169,7 @@ class _Page:
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send)
+        reply = Reply(line_of(scope, receive, send))
         try:
             if self._tenants is not None:
                 self._tenants.of(ClientHeaders(scope["headers"]).authorization)
@@ -184,7 +186,7 @@ class _CallbackPage:
         self._callbacks = callbacks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send)
+        reply = Reply(line_of(scope, receive, send))
         try:
             body = await read_body(receive, MAX_CALLBACK_BYTES)
             self._callbacks.accept(scope["query_string"], body)
@@ -204,8 +206,8 @@ class _WrongMethod:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         failure = Failure.own(405, f"The method must be {self._methods}.", "method_not_allowed")
         failure.headers = [(b"allow", self._methods.encode())]
-        await Reply(send).fail(failure)
+        await Reply(line_of(scope, receive, send)).fail(failure)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    await Reply(send).fail(Failure.own(404, "There is no such endpoint.", "not_found"))
+    await Reply(line_of(scope, receive, send)).fail(Failure.own(404, "There is no such endpoint.", "not_found"))

@@ -69,6 +69,11 @@ _NOT_FOR_PREFILLERS = frozenset(
 """What shapes the output and how it is told, but not the prompt."""
 
 
+_MAY_BE_UNUSUAL = frozenset({"n", "best_of", "prompt", "prompt_logprobs", "echo", "use_beam_search", "prompt_embeds"})
+
+_ONE_TOKEN = {"max_tokens": 1, "n": 1, "ignore_eos": True}
+
+
 class GenerationBody:
     """What a client asked for, without what it may not ask; ``splittable`` tells whether one transfer of KV
     can serve it.
@@ -82,8 +87,7 @@ class GenerationBody:
 
     def __init__(self, raw: bytes, salt: str | None = None) -> None:
         fields = parse_object(raw)
-        named = (fields.get(key) for key in SESSION_KEYS)
-        self.conversation = next((name for name in named if isinstance(name, str) and name), None)
+        self.conversation = _named_in(fields)
         self.fields, self.raw = without_guarded_keys(fields, raw)
         self.splittable = _is_splittable(self.fields)
         if salt is not None:
@@ -126,8 +130,9 @@ class GenerationBody:
         return self._one_token(transfer_parameters, stream)
 
     def _one_token(self, transfer_parameters: dict[str, Any], stream: bool = False) -> bytes:
-        fields = {key: value for key, value in self.fields.items() if key not in _NOT_FOR_PREFILLERS}
-        fields.update(max_tokens=1, stream=stream, n=1, ignore_eos=True, kv_transfer_params=transfer_parameters)
+        fields = {**self.fields, **_ONE_TOKEN, "stream": stream, "kv_transfer_params": transfer_parameters}
+        for key in _NOT_FOR_PREFILLERS.intersection(fields):
+            del fields[key]
         if "max_completion_tokens" in fields:
             fields["max_completion_tokens"] = 1
         return written(fields)
@@ -158,19 +163,29 @@ class GenerationBody:
 
     def _with(self, keys: dict[str, object], marks: Marks = NO_MARKS) -> bytes:
         """``raw`` with ``keys``, which must not be there yet, and ``marks`` beside the client's own extra arguments."""
-        own = self.fields.get(EXTRA_ARGUMENTS)
-        if marks and own is not None:
-            return written({**self.fields, **keys, EXTRA_ARGUMENTS: {**own, **marks}})
-        added = {**keys, EXTRA_ARGUMENTS: marks} if marks else keys
-        if not added:
+        if marks:
+            own = self.fields.get(EXTRA_ARGUMENTS)
+            if own is not None:
+                return written({**self.fields, **keys, EXTRA_ARGUMENTS: {**own, **marks}})
+            keys = {**keys, EXTRA_ARGUMENTS: marks}
+        if not keys:
             return self.raw
-        end = self.raw.rindex(b"}")
-        comma = b"," if self.fields else b""
-        return b"%b%b%b}" % (self.raw[:end], comma, orjson.dumps(added)[1:-1])
+        begin = memoryview(self.raw)[: self.raw.rindex(b"}")]
+        return b"".join((begin, b"," if self.fields else b"", orjson.dumps(keys)[1:]))
+
+
+def _named_in(fields: dict[str, Any]) -> str | None:
+    for key in SESSION_KEYS:
+        name = fields.get(key)
+        if isinstance(name, str) and name:
+            return name
+    return None
 
 
 def _is_splittable(fields: dict[str, Any]) -> bool:
     get = fields.get
+    if _MAY_BE_UNUSUAL.isdisjoint(fields):
+        return get("max_tokens") != 0
     several = get("n") not in (None, 1) or get("best_of") not in (None, 1) or _is_several_prompts(get("prompt"))
     of_the_prompt = get("prompt_logprobs") is not None or bool(get("echo"))
     unusual = bool(get("use_beam_search")) or get("prompt_embeds") is not None or get("max_tokens") == 0

@@ -19,33 +19,35 @@ class Breaker:
 
     def __init__(self, clock: Clock) -> None:
         self.opened_at = 0.0
+        self.is_open = False
+        self.is_clean = True
         self._clock = clock
         self._failures = 0
         self._openings = 0
-        self._open_until: float | None = None
+        self._open_until = 0.0
         self._probing = False
 
     @property
     def allows(self) -> bool:
-        if self._open_until is None:
-            return True
-        return self._clock() >= self._open_until and not self._probing
+        return not self.is_open or (self._clock() >= self._open_until and not self._probing)
 
     def begin(self) -> None:
-        self._probing = self._open_until is not None
+        self._probing = self.is_open
 
     def end(self, success: bool | None) -> None:
         """``None`` for a request that says nothing about the worker."""
         self._probing = False
         if success:
             self._failures = self._openings = 0
-            self._open_until = None
+            self.is_open, self.is_clean = False, True
         elif success is False:
+            self.is_clean = False
             self._failures += 1
             if self._failures >= CONSECUTIVE_FAILURES:
                 self._open()
 
     def _open(self) -> None:
+        self.is_open = True
         self.opened_at = self._clock()
         self._open_until = self.opened_at + min(BASE_SECONDS * 2**self._openings, LONGEST_SECONDS)
         self._openings += 1

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import httptools
 
-from schedloom.router.upstream import BrokenOff, Header, TimedOut, UpstreamError, UpstreamRequest
+from schedloom.router.upstream import BrokenOff, Header, TimedOut, UpstreamError, UpstreamRequest, UpstreamResponse
 
 _READ_AHEAD = 256 * 1024
 _LISTEN_SECONDS = 1.0
 
 
-class Exchange:
+class Exchange(UpstreamResponse):
     """A request under way: its answer as far as it has arrived."""
 
     __slots__ = (
@@ -30,11 +30,13 @@ class Exchange:
         "_head_complete",
         "_last_activity",
         "_loop",
+        "_raised",
         "_request",
-        "_sent_at",
+        "_sink",
         "_timer",
         "_waiter",
         "headers",
+        "sent_at",
         "status",
     )
 
@@ -54,31 +56,60 @@ class Exchange:
         self._complete = False
         self._end_was_read = False
         self._error: UpstreamError | None = None
-        self._last_activity = self._sent_at = self._loop.time()
-        soonest = min(request.first_byte_timeout, request.silence_timeout)
-        self._timer = self._loop.call_later(soonest, self._check_silence)
+        self._sink: Callable[[bytes], bool] | None = None
+        self._raised: Exception | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_activity = self.sent_at = self._loop.time()
 
     async def head(self) -> None:
         """Wait for the answer's head; whatever else comes instead closes the exchange."""
         try:
             while not self._head_complete:
-                await self._progress()
+                await self._news()
         except BaseException:
             self.close()
             raise
 
     async def read(self) -> bytes:
         while not self._chunks and not self._complete:
-            await self._progress()
+            await self._news()
+        self._end_was_read = not self._chunks
+        return self._taken()
+
+    async def pour(self, sink: Callable[[bytes], bool]) -> bool:
+        while not self._chunks or sink(self._taken()):
+            if self._complete:
+                self._end_was_read = True
+                return False
+            self._sink = sink
+            try:
+                await self._news()
+                if self._sink is None:
+                    break
+            finally:
+                self._sink = None
+        if self._raised is not None:
+            raise self._raised
+        return True
+
+    async def read_all(self) -> bytes:
+        parts: list[bytes] = []
+        while not self._complete or self._chunks:
+            if self._chunks:
+                parts.append(self._taken())
+            else:
+                await self._news()
+        self._end_was_read = True
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _taken(self) -> bytes:
         chunks, self._chunks = self._chunks, []
-        self._end_was_read = not chunks
         if self._buffered > _READ_AHEAD:
             self._connection.resume()
         self._buffered = 0
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def close(self) -> None:
-        self._timer.cancel()
         if self._abandoned or self._end_was_read:
             return
         self._abandoned = True
@@ -93,7 +124,7 @@ class Exchange:
             self._settle()
 
     def _settle(self) -> None:
-        settled_at = self._sent_at + self._request.settle_seconds
+        settled_at = self.sent_at + self._request.settle_seconds
         if self._body_begun or settled_at <= self._loop.time():
             self._connection.abort()
         else:
@@ -103,30 +134,16 @@ class Exchange:
         if self._request.on_late_answer is not None:
             self._request.on_late_answer(self.status, b"".join(self._all))
 
-    async def _progress(self) -> None:
+    def _news(self) -> asyncio.Future[None]:
+        """Done when there is something new. Raises what the exchange failed with."""
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def _check_silence(self) -> None:
-        allowed = self._request.silence_timeout if self._head_complete else self._request.first_byte_timeout
-        left = self._last_activity + allowed - self._loop.time()
-        if self._chunks:
-            left = allowed
-        if left > 0:
-            soonest = min(left, self._request.silence_timeout)
-            self._timer = self._loop.call_later(soonest, self._check_silence)
-        else:
-            self.fail(TimedOut(f"{self._request.origin} was silent for {allowed:g} s"))
-            self._connection.abort()
 
     # Called by the connection.
 
@@ -140,6 +157,15 @@ class Exchange:
         framed = (b"content-length", b"transfer-encoding")
         return self._head_complete and not any(name in framed for name, _ in self.headers)
 
+    def check_silence(self) -> float:
+        """The instant of the next look. Raises TimedOut when the engine has been silent for too long."""
+        allowed = self._request.silence_timeout if self._head_complete else self._request.first_byte_timeout
+        now = self._loop.time()
+        left = allowed if self._chunks or self._abandoned else self._last_activity + allowed - now
+        if left <= 0:
+            raise TimedOut(f"{self._request.origin} was silent for {allowed:g} s")
+        return now + min(left, self._request.silence_timeout)
+
     def head_arrived(self, status: int) -> None:
         if status < 200:
             self.headers.clear()
@@ -150,23 +176,33 @@ class Exchange:
         self._wake()
 
     def body_arrived(self, data: bytes) -> None:
+        """All that arrived at once."""
+        if self._abandoned and self._request.on_late_answer is None:
+            return self._connection.abort()
         if self._request.on_late_answer is not None:
             self._all.append(data)
-        elif self._abandoned:
-            self._timer.cancel()
-            self._connection.abort()
-            return
         self._body_begun = True
+        self._last_activity = self._loop.time()
+        if self._sink is None:
+            return self._keep(data)
+        try:
+            if self._sink(data):
+                return None
+        except Exception as error:
+            self._raised = error
+        self._sink = None
+        return self._wake()
+
+    def _keep(self, data: bytes) -> None:
         self._chunks.append(data)
         self._buffered += len(data)
-        self._last_activity = self._loop.time()
         if self._buffered > _READ_AHEAD:
             self._connection.pause()
         self._wake()
 
     def finish(self) -> None:
         self._complete = True
-        self._timer.cancel()
+        self._forget_timer()
         self._wake()
         if self._abandoned:
             self._tell_late_answer()
@@ -175,8 +211,12 @@ class Exchange:
         if self._complete or self._error is not None:
             return
         self._error = error
-        self._timer.cancel()
+        self._forget_timer()
         self._wake()
+
+    def _forget_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class Connection(asyncio.Protocol):
@@ -196,8 +236,12 @@ class Connection(asyncio.Protocol):
         self._on_idle = on_idle
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
+        self._body: list[bytes] = []
+        self.on_body = self._body.append
         self._parser = httptools.HttpResponseParser(self)
         self._exchange: Exchange | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_at = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -206,6 +250,7 @@ class Connection(asyncio.Protocol):
     def send(self, request: UpstreamRequest, head: bytes) -> Exchange:
         assert self._transport is not None and self._exchange is None
         self._exchange = exchange = Exchange(self, request)
+        self._look_by(exchange.sent_at + min(request.first_byte_timeout, request.silence_timeout))
         if request.body:
             self._transport.writelines((head, request.body))
         else:
@@ -246,13 +291,18 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
+            self._hand_on()
             self._break(BrokenOff(f"answer is not HTTP: {error}"))
+        if self._body:
+            self._hand_on()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_closed(self)
+        if self._timer is not None:
+            self._timer.cancel()
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
@@ -273,14 +323,11 @@ class Connection(asyncio.Protocol):
         else:
             self._exchange.head_arrived(self._parser.get_status_code())
 
-    def on_body(self, data: bytes) -> None:
-        if self._exchange is not None:
-            self._exchange.body_arrived(data)
-
     def on_message_complete(self) -> None:
         exchange = self._exchange
         if exchange is None or not exchange.started:
             return
+        self._hand_on()
         self._exchange = None
         exchange.finish()
         if self._parser.should_keep_alive() and self.is_open:
@@ -289,8 +336,32 @@ class Connection(asyncio.Protocol):
         else:
             self.abort()
 
+    def _hand_on(self) -> None:
+        """What arrived together is read together."""
+        parts = self._body
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        if data and self._exchange is not None:
+            self._exchange.body_arrived(data)
+
     def _break(self, error: UpstreamError) -> None:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.fail(error)
         self.abort()
+
+    def _look_by(self, due: float) -> None:
+        """One timer serves all exchanges, and is moved only for one that is to be looked at sooner."""
+        if self._timer is None or due < self._look_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._look_at = due
+            self._timer = self.loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._exchange is not None:
+            try:
+                self._look_by(self._exchange.check_silence())
+            except TimedOut as error:
+                self._break(error)

@@ -27,7 +27,6 @@ from schedloom.router.upstream import (
     Upstream,
     UpstreamError,
     UpstreamRequest,
-    read_all,
 )
 
 log = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ class Dispatcher:
                 if response.status == 200 and dispatch.on_accepted is not None:
                     dispatch.on_accepted()
                 try:
-                    body = await read_all(response)
+                    body = await response.read_all()
                 finally:
                     response.close()
             except UpstreamError as error:
@@ -97,7 +96,7 @@ class Dispatcher:
                 raise self._unreachable(worker, "Prefiller", error) from error
         if response.status != 200:
             raise Failure(response.status, body, answered(response.headers))
-        if tells_an_error(body):
+        if not body.startswith(b"{") and tells_an_error(body):
             raise Failure.own(502, "The Prefiller failed.", "prefill_failed")
         return body
 
@@ -131,7 +130,7 @@ class Dispatcher:
         with dispatch.target.worker.serving(dispatch.target.rank):
             response = await self._upstream.send(self._request(call, dispatch))
             try:
-                await read_all(response)
+                await response.read_all()
             finally:
                 response.close()
 
@@ -146,27 +145,25 @@ class Dispatcher:
         return Dispatch(target, request_id, body, dispatch_by, self._settings.handoff_settle_seconds)
 
     def _request(self, call: Call, dispatch: Dispatch) -> UpstreamRequest:
-        dispatch.sent = UpstreamRequest(
-            dispatch.target.worker.origin,
-            "POST",
-            call.path,
-            self._headers(call, dispatch),
-            dispatch.body,
-            first_byte_timeout=self._settings.first_byte_timeout_seconds,
-            silence_timeout=self.patience if dispatch.patient else self._settings.silence_timeout_seconds,
-            dispatch_by=dispatch.dispatch_by,
-            on_late_answer=dispatch.on_late_answer,
-            settle_seconds=dispatch.settle_seconds,
-        )
-        return dispatch.sent
-
-    def _headers(self, call: Call, dispatch: Dispatch) -> list[Header]:
+        settings, worker = self._settings, dispatch.target.worker
         if call.common_headers is None:
             call.common_headers = self._common_headers(call)
         headers = [*call.common_headers, (REQUEST_ID_HEADER, dispatch.request_id.encode())]
-        if dispatch.target.worker.contract.data_parallel_size > 1:
+        if len(worker.targets) > 1:
             headers.append((RANK_HEADER, b"%d" % dispatch.target.rank))
-        return headers
+        dispatch.sent = UpstreamRequest(
+            worker.origin,
+            "POST",
+            call.path,
+            headers,
+            dispatch.body,
+            settings.first_byte_timeout_seconds,
+            self.patience if dispatch.patient else settings.silence_timeout_seconds,
+            dispatch.dispatch_by,
+            dispatch.settle_seconds,
+            dispatch.on_late_answer,
+        )
+        return dispatch.sent
 
     def _common_headers(self, call: Call) -> list[Header]:
         """What every attempt of a call carries."""

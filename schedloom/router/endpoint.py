@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from dataclasses import dataclass
@@ -10,16 +11,17 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from schedloom.router.call import read_call
+from schedloom.router.deadlines import Deadlines
 from schedloom.router.dialect import DIALECTS
 from schedloom.router.failures import Failure
 from schedloom.router.gate import Gate
 from schedloom.router.headers import ClientHeaders
+from schedloom.router.line import ClientGone, Line, line_of
 from schedloom.router.metrics import Metrics
 from schedloom.router.pipeline import Pipeline
 from schedloom.router.reply import Reply
-from schedloom.router.settings import RouterSettings
 from schedloom.router.tenants import Tenants
-from schedloom.router.watch import ClientGone, Watch
+from schedloom.router.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +30,12 @@ log = logging.getLogger(__name__)
 class Door:
     """What every generating endpoint shares."""
 
-    settings: RouterSettings
     pipeline: Pipeline
     tenants: Tenants
     gate: Gate
     metrics: Metrics
+    deadlines: Deadlines
+    max_body_bytes: int
     draining: bool = False
 
 
@@ -41,48 +44,49 @@ class Generation:
 
     def __init__(self, path: str, door: Door) -> None:
         self._path = path
+        self._dialect = DIALECTS[path]
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send, DIALECTS[self._path])
+        line = line_of(scope, receive, send)
+        reply = Reply(line, self._dialect)
         metrics = self._door.metrics
-        begun = time.perf_counter()
-        reply.on_start = lambda: metrics.began(reply.decision, time.perf_counter() - begun)
+        reply.on_start = functools.partial(metrics.began, time.perf_counter())
         metrics.in_flight += 1
         try:
-            outcome = await self._outcome(scope, receive, reply)
-        finally:
-            metrics.in_flight -= 1
-        metrics.ended(reply.decision, outcome)
-
-    async def _outcome(self, scope: Scope, receive: Receive, reply: Reply) -> str:
-        try:
-            return await self._serve(scope, receive, reply)
+            outcome = await self._serve(scope, receive, line, reply)
         except ClientGone:
-            return "served" if reply.succeeded else "client_left"
+            outcome = "served" if reply.succeeded else "client_left"
         except Failure as failure:
             await reply.stop(failure)
-            if reply.succeeded:
-                return "served"
-            return "refused" if failure.status < 500 else "failed"
+            outcome = _outcome_of(failure, reply)
         except asyncio.CancelledError:
             await reply.stop(Failure.own(503, "The router is shutting down.", "shutting_down"))
             raise
         except Exception:
             log.exception("a request ended in an unforeseen error")
+            outcome = "failed"
             await reply.stop(Failure.own(500, "The router failed.", "internal_error"))
-            return "failed"
+        finally:
+            metrics.in_flight -= 1
+        metrics.ended(reply.decision, outcome)
 
-    async def _serve(self, scope: Scope, receive: Receive, reply: Reply) -> str:
-        door, settings = self._door, self._door.settings
+    async def _serve(self, scope: Scope, receive: Receive, line: Line, reply: Reply) -> str:
+        door = self._door
         if door.draining:
             raise Failure.own(503, "The router is shutting down.", "shutting_down").retry_after(1)
         headers = ClientHeaders(scope["headers"])
         tenant = door.tenants.of(headers.authorization)
-        raw = await read_body(receive, settings.max_body_bytes)
-        call = read_call(self._path, headers, raw, tenant)
-        async with Watch(scope, receive, settings.request_timeout_seconds), door.gate:
-            return (await door.pipeline.serve(call, reply)).value
+        call = read_call(self._path, headers, await read_body(receive, door.max_body_bytes), tenant)
+        with Watch(line, door.deadlines):
+            async with door.gate:
+                return (await door.pipeline.serve(call, reply)).value
+
+
+def _outcome_of(failure: Failure, reply: Reply) -> str:
+    if reply.succeeded:
+        return "served"
+    return "refused" if failure.status < 500 else "failed"
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:

@@ -45,7 +45,10 @@ class Target:
 
     @classmethod
     def of(cls, worker: Worker, rank: int | None = None) -> Target:
-        return worker.targets[worker.least_busy_rank() if rank is None else rank]
+        targets = worker.targets
+        if rank is None:
+            rank = worker.least_busy_rank() if len(targets) > 1 else 0
+        return targets[rank]
 
     @property
     def name(self) -> str:
@@ -82,17 +85,12 @@ class Worker:
         self.on_change: Callable[[], None] = _nothing
         self._clock = clock
         self.targets: list[Target] = []
-        self._contract: EngineContract | None = None
+        self.contract: EngineContract = None  # type: ignore[assignment]  # until it was reached
         self._turn = 0
 
     @property
-    def contract(self) -> EngineContract:
-        assert self._contract is not None, "only a worker that was reached has a contract"
-        return self._contract
-
-    @property
     def known(self) -> bool:
-        return self._contract is not None
+        return self.contract is not None
 
     @property
     def in_flight(self) -> int:
@@ -133,7 +131,7 @@ class Worker:
         self.busy.extend([0] * max(0, missing))
         self.bytes.extend([0] * max(0, missing))
         self._renew_targets(contract)
-        self._contract = contract
+        self.contract = contract
         self.mode = mode_of(contract)
         self.health = Health.READY
         self.trouble = ""
@@ -159,14 +157,12 @@ class Worker:
             self.on_change()
 
     def least_busy_rank(self) -> int:
-        ranks = range(self.contract.data_parallel_size)
-        if len(ranks) == 1:
-            return 0
+        ranks = range(len(self.targets))
         self._turn += 1
         return min(ranks, key=lambda rank: (self.busy[rank], (rank - self._turn) % len(ranks)))
 
     def has_rank(self, rank: int) -> bool:
-        return 0 <= rank < self.contract.data_parallel_size
+        return 0 <= rank < len(self.targets)
 
     def serving(self, rank: int, size: int = 0) -> Service:
         """Counts one request, whose body has ``size`` bytes, while it lasts, whichever way it ends."""
@@ -194,17 +190,21 @@ class Service:
         self.success: bool | None = None
 
     def __enter__(self) -> Service:
-        self.worker.busy[self.rank] += 1
-        self.worker.bytes[self.rank] += self.size
-        self.worker.breaker.begin()
+        worker, rank = self.worker, self.rank
+        worker.busy[rank] += 1
+        worker.bytes[rank] += self.size
+        if worker.breaker.is_open:
+            worker.breaker.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.worker.busy[self.rank] -= 1
-        self.worker.bytes[self.rank] -= self.size
-        self.worker.breaker.end(self.success)
+        worker, rank = self.worker, self.rank
+        worker.busy[rank] -= 1
+        worker.bytes[rank] -= self.size
+        if not (self.success and worker.breaker.is_clean):
+            worker.breaker.end(self.success)
 
     def failed(self) -> None:
         self.success = False
@@ -301,7 +301,7 @@ class Fleet:
 
 def _admitted(pool: list[Worker]) -> list[Worker]:
     """``pool`` without those that fail again and again: at most half of it, and never the last."""
-    left_out = [worker for worker in pool if not worker.breaker.allows]
+    left_out = [worker for worker in pool if worker.breaker.is_open and not worker.breaker.allows]
     if not left_out:
         return pool
     longest = sorted(left_out, key=lambda worker: worker.breaker.opened_at)[: len(pool) // 2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from urllib.parse import quote
 
@@ -19,13 +19,12 @@ HINT_PREFIX = b"x-schedloom-"
 
 MAX_SESSION_CHARACTERS = 256
 _MAX_HINT_CHARACTERS = 64
-_NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
+_NO_HINTS: Mapping[str, str] = MappingProxyType({})
 _TRACING = frozenset({b"traceparent", b"tracestate"})
 _ANSWERED = frozenset({b"content-type", b"retry-after"})
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 _PLAIN = re.compile(r"[\w.:/-]+", re.ASCII).fullmatch
-_NOT_FOR_LOGS = re.compile(r"[^\x21-\x7e]+")
 
 
 class ClientHeaders:
@@ -34,26 +33,23 @@ class ClientHeaders:
     ``hints`` are for routing policies: what begins with ``x-schedloom-``, by the rest of the name.
     """
 
-    __slots__ = ("authorization", "hints", "request_id", "session", "tracing")
+    __slots__ = ("_given", "authorization", "session", "tracing")
 
-    def __init__(self, headers: Iterable[Header]) -> None:
-        self.authorization: bytes | None = None
-        self.session: str | None = None
-        self.request_id = ""
-        self.tracing: list[Header] = []
-        self.hints = _NO_HINTS
-        for name, value in headers:
-            if name == SESSION_HEADER:
-                self.session = value.decode("latin-1").strip() or None
-            elif name == b"authorization":
-                self.authorization = value
-            elif name == REQUEST_ID_HEADER:
-                self.request_id = _NOT_FOR_LOGS.sub("?", value.decode("latin-1"))[:128]
-            elif name in _TRACING:
-                self.tracing.append((name, value))
-            elif name.startswith(HINT_PREFIX):
-                hint = value.decode("latin-1").strip()[:_MAX_HINT_CHARACTERS]
-                self.hints = {**self.hints, name[len(HINT_PREFIX) :].decode("latin-1"): hint}
+    def __init__(self, headers: Sequence[Header]) -> None:
+        self._given = given = dict(headers)
+        self.authorization = given.get(b"authorization")
+        self.session = given[SESSION_HEADER].decode("latin-1").strip() or None if SESSION_HEADER in given else None
+        self.tracing = [] if _TRACING.isdisjoint(given) else [header for header in headers if header[0] in _TRACING]
+
+    @property
+    def hints(self) -> Mapping[str, str]:
+        if HINT_PREFIX not in b"\0".join(self._given):
+            return _NO_HINTS
+        return {
+            name[len(HINT_PREFIX) :].decode("latin-1"): value.decode("latin-1").strip()[:_MAX_HINT_CHARACTERS]
+            for name, value in self._given.items()
+            if name.startswith(HINT_PREFIX)
+        }
 
 
 def session_of(headers: ClientHeaders, conversation: str | None) -> str | None:
@@ -74,4 +70,4 @@ def session_value(session: str) -> bytes:
 
 def answered(headers: Sequence[Header]) -> list[Header]:
     """The headers of an engine's answer that a client may see."""
-    return [(name, value) for name, value in headers if name in _ANSWERED]
+    return [header for header in headers if header[0] in _ANSWERED]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from types import TracebackType
 
 from schedloom.core.composition import PolicySet
@@ -11,7 +10,7 @@ from schedloom.core.routing import AttemptReport, Ending, Leg
 from schedloom.router.call import Call
 from schedloom.router.fleet import Service, Target
 from schedloom.router.selection import Excuses, View
-from schedloom.router.upstream import Header, UpstreamResponse
+from schedloom.router.upstream import UpstreamResponse
 
 _TAIL_BYTES = 4096
 """An answer's usage stands within so many bytes of its end."""
@@ -35,7 +34,7 @@ class Lessons:
         """Counts an attempt on ``target`` while it lasts, and tells of its end."""
         size = len(call.body.raw)
         if not self._pupils:
-            return target.worker.serving(target.rank, size)
+            return Service(target.worker, target.rank, size)
         return _Observed(self, call, target, leg, size)
 
     def now(self) -> float:
@@ -106,20 +105,14 @@ class _Observed(Service):
         return Ending.ANSWERED if self.success and kind is None else Ending.LEFT
 
 
-class _Listened:
+class _Listened(UpstreamResponse):
     """An answer that somebody listens to."""
 
     def __init__(self, response: UpstreamResponse, service: _Observed) -> None:
+        self.status = response.status
+        self.headers = response.headers
         self._response = response
         self._service = service
-
-    @property
-    def status(self) -> int:
-        return self._response.status
-
-    @property
-    def headers(self) -> Sequence[Header]:
-        return self._response.headers
 
     async def read(self) -> bytes:
         chunk = await self._response.read()

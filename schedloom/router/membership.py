@@ -19,7 +19,6 @@ from schedloom.router.upstream import (
     Upstream,
     UpstreamError,
     UpstreamRequest,
-    read_all,
 )
 
 log = logging.getLogger(__name__)
@@ -172,7 +171,7 @@ class Membership:
         )
         response = await self._upstream.send(request)
         try:
-            return response.status, await read_all(response)
+            return response.status, await response.read_all()
         finally:
             response.close()
 

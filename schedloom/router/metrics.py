@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -81,11 +82,12 @@ class Metrics:
         self._first_byte_by: dict[str, Histogram] = {}
         self._requests_by: dict[tuple[str, str], Counter] = {}
 
-    def began(self, route: str, seconds: float) -> None:
+    def began(self, at: float, route: str) -> None:
+        """The answer to a request that came ``at`` an instant of the performance counter begins."""
         child = self._first_byte_by.get(route)
         if child is None:
             child = self._first_byte_by[route] = self.first_byte.labels(route or "none")
-        child.observe(seconds)
+        child.observe(time.perf_counter() - at)
 
     def ended(self, route: str, outcome: str) -> None:
         child = self._requests_by.get((route, outcome))

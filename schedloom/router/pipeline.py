@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Sequence
 
-from schedloom.core.composition import PolicySet
+from schedloom.core.composition import Hook, PolicySet
 from schedloom.core.routing import Attempt, Route, SessionOwner
 from schedloom.router.attempts import Attempts
 from schedloom.router.call import Call
@@ -15,7 +16,7 @@ from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
 from schedloom.router.selection import Excuses, Selection
-from schedloom.router.sessions import SessionStore
+from schedloom.router.sessions import SessionKey, SessionStore
 from schedloom.router.settings import RouterSettings
 from schedloom.router.tokens import Tokens
 
@@ -52,18 +53,17 @@ class Pipeline:
         if self._tokens is not None:
             call.token_ids = await self._tokens.of(call)
         self._continuation.mark(call)
-        outcome = await self._serve(call, reply)
+        if self._planners:
+            outcome = await self._serve_planned(call, reply)
+        elif call.splittable:
+            outcome = await self._attempts.prefill_decode(call, reply, "pd")
+        else:
+            outcome = await self._attempts.decode(call, reply)
         return await self._continuation.complete(call, reply) if outcome is Outcome.HANDED_BACK else outcome
 
-    async def _serve(self, call: Call, reply: Reply) -> Outcome:
-        if self._planners:
-            return await self._serve_planned(call, reply)
-        if call.splittable:
-            return await self._attempts.prefill_decode(call, reply, "pd")
-        return await self._attempts.decode(call, reply)
-
     async def _serve_planned(self, call: Call, reply: Reply) -> Outcome:
-        reply.on_success = lambda: self._bind(call, reply)
+        if call.key is not None:
+            reply.on_success = functools.partial(self._bind, call.key)
         attempt = self._cheapest(call, await self._owner(call))
         target = self._target(attempt)
         if attempt.route is Route.DECODE:
@@ -101,24 +101,26 @@ class Pipeline:
         owner = await self._sessions.owner(call.key) if call.key is not None else None
         return owner if owner is not None and self._fleet.owner_is_here(owner) else None
 
-    async def _bind(self, call: Call, reply: Reply) -> None:
-        if call.key is not None and reply.owner is not None:
-            await self._sessions.bind(call.key, reply.owner)
+    async def _bind(self, key: SessionKey, reply: Reply) -> None:
+        if reply.owner is not None:
+            await self._sessions.bind(key, reply.owner)
 
     def _cheapest(self, call: Call, owner: SessionOwner | None) -> Attempt:
         """The best attempt of all policies, and the ordinary one when there is none."""
-        planned = self._planned(call, owner)
-        possible = [one for one in planned if self._is_possible(one) and (call.splittable or one.route is Route.DECODE)]
-        ordinary = _PLAIN if call.splittable else _WHOLE
-        return min(possible, key=lambda attempt: attempt.expected_cost, default=ordinary)
-
-    def _planned(self, call: Call, owner: SessionOwner | None) -> Iterator[Attempt]:
-        request = call.route
+        best = None
         for planner in self._planners:
-            try:
-                yield from planner.call(request, owner, self._fleet) or ()
-            except Exception:
-                self._excuses.note(planner.policy, "plan a route")
+            for attempt in self._planned(planner, call, owner):
+                fits = call.splittable or attempt.route is Route.DECODE
+                if fits and self._is_possible(attempt) and (best is None or attempt.expected_cost < best.expected_cost):
+                    best = attempt
+        return best or (_PLAIN if call.splittable else _WHOLE)
+
+    def _planned(self, planner: Hook, call: Call, owner: SessionOwner | None) -> Sequence[Attempt]:
+        try:
+            return tuple(planner.call(call.route, owner, self._fleet) or ())
+        except Exception:
+            self._excuses.note(planner.policy, "plan a route")
+            return ()
 
     def _is_possible(self, attempt: Attempt) -> bool:
         """Whether the Decoder an attempt names is there and does what is asked of it."""

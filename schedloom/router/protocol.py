@@ -1,19 +1,25 @@
-"""The server's side of HTTP, with limits on what a client may send and how long it may take."""
+"""The server's side of HTTP/1.1, with limits on what a client may send and how long it may take."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from starlette.types import ASGIApp
 
+from schedloom.router.deadlines import Deadlines
 from schedloom.router.dialect import DIALECTS
+from schedloom.router.exchange import ClientExchange
 from schedloom.router.failures import busy, error_body
-from schedloom.router.watch import CONNECTION
+from schedloom.router.upstream import Header
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 _HEAD = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+
+
 _BUSY = busy().body
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
@@ -22,108 +28,228 @@ _REFUSAL = (
 _REFUSABLE = frozenset(path.encode() for path in DIALECTS)
 
 
-class LimitedProtocol(HttpToolsProtocol):
-    """Closes connections whose request is too long in its head (431), or too slow in its head or body (408).
+class Limits(NamedTuple):
+    """Sizes in bytes, times in seconds. ``idle_seconds`` is how long a connection is kept without a request.
 
-    A request that arrives in one piece costs no timer. What engines would serve and ``may_come`` has no room for is
-    refused (503) for a tenth of what it costs to serve it; then ``on_refused`` is called.
+    What engines would serve and ``may_come`` has no room for is refused (503) for a tenth of what it costs to serve it;
+    then ``on_refused`` is called.
     """
 
-    max_header_bytes = 64 * 1024
-    header_seconds = 10.0
-    body_seconds = 30.0
-    may_come: Callable[[], bool] = staticmethod(lambda: True)
-    on_refused: Callable[[], None] = staticmethod(lambda: None)
+    max_header_bytes: int = 64 * 1024
+    header_seconds: float = 10.0
+    body_seconds: float = 30.0
+    idle_seconds: float = 5.0
+    may_come: Callable[[], bool] = lambda: True
+    on_refused: Callable[[], None] = lambda: None
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+
+class Clients:
+    """The connections of one server, and the requests under way on them."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self.app = app
+        self.limits = limits
+        self.heads = Deadlines(limits.header_seconds)
+        self.bodies = Deadlines(limits.body_seconds)
+        self.pauses = Deadlines(limits.idle_seconds)
+        self.connections: set[ClientConnection] = set()
+        self.under_way: dict[ClientExchange, asyncio.Task[None]] = {}
+        self.leaving = False
+
+    def leave(self) -> None:
+        """Close every connection after the answers that were asked for on it."""
+        self.leaving = True
+        for connection in tuple(self.connections):
+            connection.leave()
+
+
+class ClientConnection(asyncio.Protocol):
+    """Reads requests and has the application answer them, one after the other.
+
+    Closes connections whose request is not HTTP (400), too long in its head (431), or too slow in its head or body
+    (408). A request that arrives in one piece costs no timer.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]
+        self.writable = True
+        self._clients = clients
+        self._parser = httptools.HttpRequestParser(self)
+        self._headers: list[Header] = []
+        self._target = b""
+        self._head_bytes = 0
         self._in_head = True
         self._in_body = False
-        self._refusing = False
-        self._head_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._on_lost: Callable[[], None] | None = None
+        self._is_last = False
+        self._is_refusing = False
+        self._arriving: ClientExchange | None = None
+        self._answering: ClientExchange | None = None
+        self._asked: deque[ClientExchange] = deque()
+        self._running: tuple[Deadlines, Callable[[], None]] | None = None
+        self._drained: asyncio.Future[None] | None = None
+
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._allow(self.header_seconds, "headers")
+        self.transport = transport
+        self._clients.connections.add(self)
+        self._allow(self._clients.heads, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
-        super().connection_lost(exc)
-        if self._on_lost is not None:
-            self._on_lost()
+        self._clients.connections.discard(self)
+        self.resume_writing()
+        if self._arriving is not None and self._arriving is not self._answering:
+            self._arriving.lost()
+        if self._answering is not None:
+            self._answering.lost()
+        self._asked.clear()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
-        super().data_received(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._is_last = True
+        except httptools.HttpParserError:
+            return self._refuse(400, "The request is not HTTP/1.1.", "invalid_http")
         if self._in_body:
-            self._allow(self.body_seconds, "body")
-        elif self._head_bytes > self.max_header_bytes:
+            self._allow_body()
+        elif self._head_bytes > self._clients.limits.max_header_bytes:
             self._refuse_head()
         elif self._head_bytes:
-            self._allow(self.header_seconds, "headers")
+            self._allow(self._clients.heads, self._head_is_late)
+        return None
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    # httptools
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._arrived()
         self._in_head, self._in_body = False, True
         received, self._head_bytes = self._head_bytes, 0
-        if received > self.max_header_bytes and self._head_size() > self.max_header_bytes:
-            self._refuse_head()
-        elif self._is_refusable() and not self.may_come():
-            self._refusing = True
+        target, self._target = self._target, b""
+        headers, self._headers = self._headers, []
+        limits = self._clients.limits
+        if received > limits.max_header_bytes and _size(target, headers) > limits.max_header_bytes:
+            return self._refuse_head()
+        if self.transport.is_closing():
+            return None
+        if self._is_refusable(target, headers) and not limits.may_come():
+            self._is_refusing = True
+            return None
+        parser = self._parser
+        keep = parser.should_keep_alive() and parser.get_http_version() == "1.1"
+        self._arriving = exchange = ClientExchange(self, parser.get_method().decode(), target, headers, keep)
+        if self._answering is None:
+            self._answer(exchange)
         else:
-            self.scope[CONNECTION] = self  # type: ignore[literal-required]
-            super().on_headers_complete()
+            self._asked.append(exchange)
+            self.transport.pause_reading()
+        return None
 
     def on_body(self, body: bytes) -> None:
-        if not self.transport.is_closing() and not self._refusing:
-            super().on_body(body)
+        if self._arriving is not None:
+            self._arriving.body_arrived(body)
 
     def on_message_complete(self) -> None:
         self._arrived()
         self._in_head, self._in_body = True, False
-        if self._refusing:
+        exchange, self._arriving = self._arriving, None
+        if self._is_refusing:
             self._refuse_shortly()
-        elif not self.transport.is_closing():
-            super().on_message_complete()
+        elif exchange is not None:
+            exchange.complete()
+            if self._answering is None:
+                self._go_on()
 
-    def _head_size(self) -> int:
-        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+    # Called by exchanges.
 
-    def watched_by(self, on_lost: Callable[[], None] | None) -> bool:
-        self._on_lost = on_lost
-        return not self.transport.is_closing()
+    async def drained(self) -> None:
+        while not self.writable:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
 
-    def _allow(self, seconds: float, part: str) -> None:
-        if self._timer is None:
-            message = f"The request's {part} took too long to arrive."
-            self._timer = self.loop.call_later(seconds, self._refuse, 408, message, f"{part}_too_slow")
+    def answered(self, keep: bool) -> None:
+        """An answer is written to its end."""
+        self._answering = None
+        if not keep or self._is_last or self._clients.leaving:
+            self.transport.close()
+        elif self._arriving is None or self._asked:
+            self._go_on()
 
-    def _arrived(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def finished(self, exchange: ClientExchange) -> None:
+        """The application is done with it."""
+        del self._clients.under_way[exchange]
 
-    def _is_refusable(self) -> bool:
-        """Not in the midst of another answer, nor where a client waits to be told to go on."""
-        is_idle = self.cycle is None or self.cycle.response_complete
-        is_for_engines = self.url in _REFUSABLE and self.parser.get_method() == b"POST"
-        return is_for_engines and is_idle and not self.expect_100_continue
-
-    def _refuse_shortly(self) -> None:
-        self._refusing = False
-        self.on_refused()
-        self.transport.write(_REFUSAL)
-        if self.parser.should_keep_alive():
-            idle = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-            self.timeout_keep_alive_task = idle
-        else:
+    def leave(self) -> None:
+        if self._answering is None:
             self.transport.close()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg, "invalid_http")
+    def _go_on(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._asked:
+            self._answer(self._asked.popleft())
+            if not self._asked:
+                self.transport.resume_reading()
+                self._allow_body()
+        else:
+            self._allow(self._clients.pauses, self.transport.close)
+
+    def _answer(self, exchange: ClientExchange) -> None:
+        self._answering = exchange
+        self._clients.under_way[exchange] = asyncio.get_running_loop().create_task(exchange.run(self._clients.app))
+
+    # Limits
+
+    def _allow(self, deadlines: Deadlines, late: Callable[[], None]) -> None:
+        if self._running is None or self._running[0] is not deadlines:
+            self._arrived()
+            self._running = deadlines, late
+            deadlines.add(late)
+
+    def _allow_body(self) -> None:
+        """The time does not run while nothing is read, because another answer comes first."""
+        if self._in_body and not self._asked:
+            self._allow(self._clients.bodies, self._body_is_late)
+
+    def _arrived(self) -> None:
+        if self._running is not None:
+            deadlines, late = self._running
+            deadlines.take_back(late)
+            self._running = None
+
+    def _head_is_late(self) -> None:
+        self._refuse(408, "The request's headers took too long to arrive.", "headers_too_slow")
+
+    def _body_is_late(self) -> None:
+        self._refuse(408, "The request's body took too long to arrive.", "body_too_slow")
+
+    def _is_refusable(self, target: bytes, headers: list[Header]) -> bool:
+        """Not in the midst of another answer, nor where a client waits to be told to go on."""
+        is_for_engines = target in _REFUSABLE and self._parser.get_method() == b"POST"
+        return is_for_engines and self._answering is None and not any(name == b"expect" for name, _ in headers)
+
+    def _refuse_shortly(self) -> None:
+        self._is_refusing = False
+        self._clients.limits.on_refused()
+        self.transport.write(_REFUSAL)
+        self.answered(self._parser.should_keep_alive())
 
     def _refuse_head(self) -> None:
         self._refuse(431, "The request's headers are too long.", "headers_too_long")
@@ -131,6 +257,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str, code: str) -> None:
         self._arrived()
         if not self.transport.is_closing():
-            body = error_body(status, message, code)
-            self.transport.write(_HEAD % (status, _REASONS[status], len(body)) + body)
+            if self._answering is None or not self._answering.started:
+                body = error_body(status, message, code)
+                self.transport.write(_HEAD % (status, _REASONS[status], len(body)) + body)
             self.transport.close()
+
+
+def _size(target: bytes, headers: list[Header]) -> int:
+    return len(target) + sum(len(name) + len(value) for name, value in headers)

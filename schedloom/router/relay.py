@@ -13,10 +13,10 @@ from schedloom.router.failures import Failure
 from schedloom.router.headers import answered
 from schedloom.router.opening import Beginning, StreamOpening, rejection_in
 from schedloom.router.reply import Reply
-from schedloom.router.sse import EventFramer, parsed, tells_an_error, without_transfer_parameters
+from schedloom.router.sse import EventFramer, is_special, parsed, tells_an_error, without_transfer_parameters
 from schedloom.router.story import Story, handed_back, handed_back_in
 from schedloom.router.told import Differs
-from schedloom.router.upstream import UpstreamError, UpstreamResponse, header, read_all
+from schedloom.router.upstream import UpstreamError, UpstreamResponse, header
 
 
 class Outcome(Enum):
@@ -38,7 +38,7 @@ async def relay(response: UpstreamResponse, reply: Reply, *, local: bool, marked
     Raises Failure, with nothing of it delivered, for an engine's error; UpstreamError when the engine breaks off.
     """
     if response.status != 200:
-        raise Failure(response.status, await read_all(response), answered(response.headers))
+        raise Failure(response.status, await response.read_all(), answered(response.headers))
     if marked and reply.story is None:
         reply.story = Story()
     if (header(response.headers, b"content-type") or b"").startswith(b"text/event-stream"):
@@ -47,7 +47,7 @@ async def relay(response: UpstreamResponse, reply: Reply, *, local: bool, marked
 
 
 async def _relay_whole(response: UpstreamResponse, reply: Reply, local: bool, marked: bool) -> Outcome:
-    body = await read_all(response)
+    body = await response.read_all()
     story = reply.story
     reason = rejection_in(body) if local else None
     if reason is not None:
@@ -93,6 +93,10 @@ class _Stream:
         self._opening = StreamOpening(local=local or marked)
         self._framer = EventFramer()
         self._told_an_error = False
+        self._is_plain = not marked and reply.story is None and reply.turn is None
+        self._write = reply.write
+        self._last: bytes | None = None
+        self._hand_back: tuple[bytes, HandBack] | None = None
 
     async def relay(self) -> Outcome:
         try:
@@ -106,24 +110,37 @@ class _Stream:
         events = await self._open()
         if events is None:
             return await self._without_output()
-        while (found := self._handed_back_in(events)) is None and not self._reply.dialect.ends(events):
-            if events:
-                await self._deliver(events)
-            chunk = await self._response.read()
-            if not chunk:
+        self._pass_on(events)
+        while True:
+            if self._hand_back is not None:
+                return await self._give_back(*self._hand_back)
+            if self._last is not None:
+                return await self._end(self._last)
+            await self._reply.drained()
+            if not await self._response.pour(self._take):
                 return await self._end_early()
-            events = self._framer.feed(chunk)
-        return await self._end(events) if found is None else await self._give_back(*found)
 
-    def _handed_back_in(self, events: bytes) -> tuple[bytes, HandBack] | None:
-        return handed_back_in(events) if self._marked else None
+    def _take(self, chunk: bytes) -> bool:
+        """Returns whether more can follow at once. Most chunks are whole events with nothing to do about them."""
+        if self._is_plain and not self._framer.rest and chunk.endswith(b"\n\n") and not is_special(chunk):
+            return self._write(chunk)
+        events = self._framer.feed(chunk)
+        return not events or self._pass_on(events)
+
+    def _pass_on(self, events: bytes) -> bool:
+        if self._marked:
+            self._hand_back = handed_back_in(events)
+        if self._reply.dialect.ends(events):
+            self._last = events
+        return self._hand_back is None and self._last is None and self._deliver(events)
 
     async def _give_back(self, events: bytes, hand_back: HandBack) -> Outcome:
         """What came with the hand-back itself is told again by the engine that continues."""
         assert self._reply.story is not None, "marked requests have one"
         self._reply.story.hand_back = hand_back
         if events and self._reply.started:
-            await self._deliver(events)
+            self._deliver(events)
+            await self._reply.drained()
         await self._drain()
         return Outcome.HANDED_BACK
 
@@ -132,15 +149,14 @@ class _Stream:
         await self._drain()
         return _rejected(self._reply.story, self._opening.reason) if self._local else Outcome.HANDED_BACK
 
-    async def _deliver(self, events: bytes) -> None:
+    def _deliver(self, events: bytes) -> bool:
         events = self._checked(events)
         if not self._reply.started:
-            await self._start()
-        if events:
-            await self._reply.write(events)
+            self._start()
+        return not events or self._reply.write(events)
 
-    async def _start(self) -> None:
-        await self._reply.start_stream(answered(self._response.headers))
+    def _start(self) -> None:
+        self._reply.start_stream(answered(self._response.headers))
 
     async def _open(self) -> bytes | None:
         """The events held back until an answer began; ``None`` for an end without any output."""
@@ -173,7 +189,7 @@ class _Stream:
     async def _end(self, events: bytes) -> Outcome:
         events = self._checked(events)
         if not self._reply.started:
-            await self._start()
+            self._start()
         if not self._told_an_error:
             await self._reply.succeed()
         await self._reply.end(events)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 
-from starlette.types import Send
-
 from schedloom.core.routing import SessionOwner
 from schedloom.router.dialect import COMPLETIONS, Dialect
 from schedloom.router.failures import Failure, error_body
 from schedloom.router.headers import DECISION_HEADER, DECODER_HEADER, REQUEST_ID_HEADER
+from schedloom.router.line import Line
 from schedloom.router.story import Story
 from schedloom.router.transfer.turn import Turn
 from schedloom.router.upstream import Header
@@ -20,12 +19,29 @@ JSON = (b"content-type", b"application/json")
 class Reply:
     """Written once, front to back. ``started`` tells whether anything has left.
 
-    ``on_start`` is called as the first byte leaves, ``on_success`` when an engine's answer is known to be
-    complete, before its last bytes leave: whoever reads the end may rely on what was recorded. ``story`` is kept of a
-    request that an engine may hand back, ``turn`` of one whose KV a Prefiller may pull later.
+    ``on_start`` is called with the decision as the first byte leaves, ``on_success`` with this reply when an engine's
+    answer is known to be complete, before its last bytes leave: whoever reads the end may rely on what was recorded.
+    ``story`` is kept of a request that an engine may hand back, ``turn`` of one whose KV a Prefiller may pull later.
+    ``write`` is the line's.
     """
 
-    def __init__(self, send: Send, dialect: Dialect = COMPLETIONS) -> None:
+    __slots__ = (
+        "_about",
+        "_line",
+        "decision",
+        "dialect",
+        "ended",
+        "on_start",
+        "on_success",
+        "owner",
+        "started",
+        "story",
+        "succeeded",
+        "turn",
+        "write",
+    )
+
+    def __init__(self, line: Line, dialect: Dialect = COMPLETIONS) -> None:
         self.dialect = dialect
         self.started = False
         self.ended = False
@@ -34,9 +50,10 @@ class Reply:
         self.owner: SessionOwner | None = None
         self.story: Story | None = None
         self.turn: Turn | None = None
-        self.on_start: Callable[[], None] = _nothing
-        self.on_success: Callable[[], Awaitable[None]] = _nothing_later
-        self._send = send
+        self.on_start: Callable[[str], None] | None = None
+        self.on_success: Callable[[Reply], Awaitable[None]] | None = None
+        self.write = line.write
+        self._line = line
         self._about: list[Header] = []
 
     def about(self, decision: str, request_id: str, owner: SessionOwner) -> None:
@@ -50,22 +67,24 @@ class Reply:
         ]
 
     async def whole(self, status: int, headers: Iterable[Header], body: bytes) -> None:
-        await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.end(body)
 
-    async def start_stream(self, headers: Iterable[Header]) -> None:
-        await self._start(200, headers)
+    def start_stream(self, headers: Iterable[Header]) -> None:
+        self._start(200, headers)
 
-    async def write(self, chunk: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+    async def drained(self) -> None:
+        await self._line.drained()
 
     async def end(self, last: bytes = b"") -> None:
         self.ended = True
-        await self._send({"type": "http.response.body", "body": last})
+        if not self._line.end(last):
+            await self._line.drained()
 
     async def succeed(self) -> None:
         self.succeeded = True
-        await self.on_success()
+        if self.on_success is not None:
+            await self.on_success(self)
 
     async def fail(self, failure: Failure) -> None:
         """Answer with an error instead of output."""
@@ -85,15 +104,8 @@ class Reply:
         """End a stream with an error event: what was delivered is not a complete answer."""
         await self.end(self.dialect.error(error_body(502, message, code)))
 
-    async def _start(self, status: int, headers: Iterable[Header]) -> None:
+    def _start(self, status: int, headers: Iterable[Header]) -> None:
         self.started = True
-        self.on_start()
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._about]})
-
-
-def _nothing() -> None:
-    return None
-
-
-async def _nothing_later() -> None:
-    return None
+        if self.on_start is not None:
+            self.on_start(self.decision)
+        self._line.start(status, [*headers, *self._about])

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 
-import uvicorn
 import uvloop
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
-from schedloom.router.protocol import LimitedProtocol
+from schedloom.router.protocol import Limits
+from schedloom.router.server import Server
 from schedloom.router.sessions import SessionStore
 from schedloom.router.settings import RouterSettings
 
@@ -45,21 +44,13 @@ async def serve(settings: RouterSettings, app: RouterApp, listener: socket.socke
     """
     try:
         await app.start()
-        listener.listen(_BACKLOG)
-        config = uvicorn.Config(
-            app,
-            http=protocol_of(settings, app),
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            access_log=False,
-            log_config=None,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
-        )
-        await Server(config, app, ready).serve(sockets=[listener])
+        _spare_the_collector()
+        server = Server(app, limits_of(settings, app))
+        with told_to_stop(app) as stopping:
+            await server.start(listener, _BACKLOG)
+            ready()
+            await stopping.wait()
+            await server.stop(settings.shutdown_grace_seconds)
     finally:
         listener.close()
         await app.close()
@@ -75,47 +66,41 @@ def open_store(settings: RouterSettings) -> SessionStore | None:
     return RedisSessions(settings.session_store, urls, settings.session_idle_seconds)
 
 
-def protocol_of(settings: RouterSettings, app: RouterApp) -> type[LimitedProtocol]:
-    limits = {
-        "max_header_bytes": settings.max_header_bytes,
-        "header_seconds": settings.header_timeout_seconds,
-        "body_seconds": settings.body_timeout_seconds,
-        "may_come": staticmethod(app.door.gate.may_come),
-        "on_refused": staticmethod(lambda: app.metrics.ended("", "failed")),
-    }
-    return type("Protocol", (LimitedProtocol,), limits)
+def _spare_the_collector() -> None:
+    """What is there by now stays, and requests leave no cycles: looking for some is seldom worth while."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
-class Server(uvicorn.Server):
-    """Says when it is ready, and ends by returning."""
+def limits_of(settings: RouterSettings, app: RouterApp) -> Limits:
+    return Limits(
+        settings.max_header_bytes,
+        settings.header_timeout_seconds,
+        settings.body_timeout_seconds,
+        may_come=app.door.gate.may_come,
+        on_refused=lambda: app.metrics.ended("", "failed"),
+    )
 
-    def __init__(self, config: uvicorn.Config, app: RouterApp, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._app = app
-        self._ready = ready
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
+@contextlib.contextmanager
+def told_to_stop(app: RouterApp) -> Iterator[asyncio.Event]:
+    """An event that SIGTERM or SIGINT sets, after which ``app`` takes nothing new."""
+    stopping = asyncio.Event()
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._app.drain()
-        super().handle_exit(sig, frame)
+    def stop() -> None:
+        app.drain()
+        stopping.set()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield stopping
+    finally:
         for number in signals:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
+            loop.remove_signal_handler(number)
 
 
 def announce(address: str) -> None:

@@ -62,6 +62,12 @@ def event_of(data: bytes) -> bytes:
     return b"data: %b\n\n" % data
 
 
+def is_special(events: bytes) -> bool:
+    """Whether whole ``events`` may be more than content: the end of a stream, an error, transfer parameters."""
+    at_the_end = events[-24:]
+    return b"[DONE]" in at_the_end or b'"error"' in events or b"event:" in events or _TRANSFER_KEY in events
+
+
 def is_end(events: bytes) -> bool:
     """Whether the last of ``events`` is the end mark."""
     return events[-24:].rstrip().endswith((b"data: [DONE]", b"data:[DONE]"))

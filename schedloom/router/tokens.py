@@ -11,7 +11,7 @@ from schedloom.router.fleet import Fleet
 from schedloom.router.metrics import Metrics
 from schedloom.router.settings import RouterSettings
 from schedloom.router.sse import parsed
-from schedloom.router.upstream import Header, Upstream, UpstreamError, UpstreamRequest, read_all
+from schedloom.router.upstream import Header, Upstream, UpstreamError, UpstreamRequest
 
 _KEYS = (
     "model",
@@ -57,7 +57,7 @@ class Tokens:
         )
         response = await self._upstream.send(request)
         try:
-            return await read_all(response)
+            return await response.read_all()
         finally:
             response.close()
 

@@ -56,22 +56,18 @@ class UpstreamRequest:
 
 
 class UpstreamResponse(Protocol):
-    """An answer whose head has arrived."""
+    """An answer whose head has arrived. The names of its ``headers`` are in lower case.
 
-    @property
-    def status(self) -> int: ...
+    Whatever reads raises BrokenOff or TimedOut when there will be no proper end.
+    """
 
-    @property
-    def headers(self) -> Sequence[Header]:
-        """Names are in lower case."""
-        ...
+    __slots__ = ()
+
+    status: int
+    headers: Sequence[Header]
 
     async def read(self) -> bytes:
-        """All that has arrived since the last call, waiting for something; empty at the proper end of the
-        answer.
-
-        Raises BrokenOff or TimedOut when there will be no proper end.
-        """
+        """All that has arrived since the last call, waiting for something; empty at the proper end of the answer."""
         ...
 
     def close(self) -> None:
@@ -79,6 +75,23 @@ class UpstreamResponse(Protocol):
         cancellation.
         """
         ...
+
+    async def pour(self, sink: Callable[[bytes], bool]) -> bool:
+        """Give ``sink`` what arrives, in the very moment, until it returns false or the answer ends.
+
+        Returns false at the proper end of the answer.
+        """
+        while chunk := await self.read():
+            if not sink(chunk):
+                return True
+        return False
+
+    async def read_all(self) -> bytes:
+        """The rest of the answer."""
+        parts = []
+        while chunk := await self.read():
+            parts.append(chunk)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Upstream(Protocol):
@@ -92,13 +105,6 @@ class Upstream(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-async def read_all(response: UpstreamResponse) -> bytes:
-    parts = []
-    while chunk := await response.read():
-        parts.append(chunk)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def header(headers: Sequence[Header], name: bytes) -> bytes | None:

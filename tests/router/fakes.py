@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schedloom.core.wire import CONTRACT_PATH, LOCAL_ATTEMPT_KEY, REJECTION_PREFIX, EngineContract, Role
-from schedloom.router.upstream import BrokenOff, ConnectFailed, TooLate, UpstreamRequest
+from schedloom.router.upstream import BrokenOff, ConnectFailed, TooLate, UpstreamRequest, UpstreamResponse
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -195,7 +195,7 @@ def decoder(number: int = 0, **changes: Any) -> FakeEngine:
     return FakeEngine(f"http://d{number}:1", contract(Role.CONSUMER, **changes))
 
 
-class FakeResponse:
+class FakeResponse(UpstreamResponse):
     def __init__(self, engine: FakeEngine, answer: Answer) -> None:
         self.status = answer.status
         self.headers = [(b"content-type", answer.kind), *answer.headers]

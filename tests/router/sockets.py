@@ -6,32 +6,29 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from schedloom.router.protocol import LimitedProtocol
+from schedloom.router.protocol import Limits
 from schedloom.router.serve import address_of, listen
+from schedloom.router.server import Server
 from tests.router.fakes import FakeEngine, Seen
+
+_LIMITS = Limits()
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def served(
-    app: ASGIApp, host: str = "127.0.0.1", protocol: type[LimitedProtocol] = LimitedProtocol
-) -> AsyncIterator[str]:
+async def served(app: ASGIApp, host: str = "127.0.0.1", limits: Limits = _LIMITS) -> AsyncIterator[str]:
     """The address at which ``app`` is served."""
     listener = listen(host, 0)
-    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:
-        await asyncio.sleep(0.01)
+    server = Server(app, limits)
+    await server.start(listener)
     try:
         yield address_of(host, listener)
     finally:
-        server.should_exit = server.force_exit = True
-        await task
+        await server.stop(grace_seconds=0)
+        listener.close()
 
 
 @asynccontextmanager

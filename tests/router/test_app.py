@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 from typing import Any
 
 import pytest
-import uvicorn
 
 from schedloom import __version__
 from schedloom.core.hookspecs import hookimpl
 from schedloom.core.policy import Policy
 from schedloom.core.routing import Attempt, Route, SessionOwner
 from schedloom.core.wire import Role
-from schedloom.router.serve import Server
+from schedloom.router.serve import told_to_stop
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import contract, decoder, prefiller
 
@@ -35,13 +36,14 @@ async def test_the_pages_around(bench: Make) -> None:
 async def test_from_the_signal_on_nothing_new_is_taken(bench: Make) -> None:
     p, d = prefiller(), decoder()
     router = await bench(p, d)
-    server = Server(uvicorn.Config(router.app, log_config=None), router.app, ready=lambda: None)
-    server.handle_exit(signal.SIGTERM, None)
+    with told_to_stop(router.app) as stopping:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(stopping.wait(), 5)
     received = await router.client.chat("s")
     assert (received.status, received.headers["retry-after"]) == (503, "1")
     assert (await router.client.get("/ready")).status == 503
     assert (await router.client.get("/health")).status == 200
-    assert server.should_exit and p.seen == []
+    assert p.seen == []
 
 
 UNLISTED = (

@@ -21,7 +21,6 @@ from schedloom.router.upstream import (
     TooLate,
     UpstreamRequest,
     header,
-    read_all,
 )
 from tests.router.sockets import raw_server
 
@@ -73,7 +72,7 @@ def post(origin: str, **more: object) -> UpstreamRequest:
 async def ask(upstream: HttpUpstream, origin: str, **more: object) -> bytes:
     response = await upstream.send(post(origin, **more))
     try:
-        return await read_all(response)
+        return await response.read_all()
     finally:
         response.close()
 
@@ -83,7 +82,7 @@ async def test_a_request_is_written_as_http_says(upstream: HttpUpstream) -> None
     async with raw_server(server) as origin:
         response = await upstream.send(post(origin + "/prefix"))
         assert (response.status, header(response.headers, b"x-kind")) == (200, b"fine")
-        assert await read_all(response) == b"ok"
+        assert await response.read_all() == b"ok"
     host = origin.removeprefix("http://").encode()
     expected = b"POST /prefix/x HTTP/1.1\r\nhost: %b\r\na: b\r\ncontent-length: 4\r\n\r\nbody" % host
     assert server.asked == [expected]
@@ -330,7 +329,7 @@ async def test_a_hand_over_settles_before_its_connection_closes(
         async def hand_over() -> None:
             response = await upstream.send(settling(origin))
             try:
-                await read_all(response)
+                await response.read_all()
             finally:
                 response.close()
 
@@ -427,7 +426,7 @@ async def test_an_answer_that_was_read_is_not_late(upstream: HttpUpstream) -> No
                 origin, "POST", "/x", [], b"body", on_late_answer=lambda *said: heard.append(said)
             )
             response = await upstream.send(request)
-            await read_all(response)
+            await response.read_all()
             response.close()
     assert heard == []
 

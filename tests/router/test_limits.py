@@ -9,28 +9,27 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 
 from schedloom.router.app import RouterApp
-from schedloom.router.protocol import LimitedProtocol
-from schedloom.router.serve import protocol_of
+from schedloom.router.protocol import Limits
+from schedloom.router.serve import limits_of
 from tests.router.conftest import settings_for
 from tests.router.fakes import Answer, FakeUpstream, decoder, prefiller
 from tests.router.sockets import served
 
 pytestmark = pytest.mark.anyio
 
+LIMITS = Limits(header_seconds=0.3, body_seconds=0.3)
 BODY = b'{"model":"m","prompt":"a"}'
 
 
 @pytest.fixture
-async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
-    monkeypatch.setattr(LimitedProtocol, "header_seconds", 0.3)
-    monkeypatch.setattr(LimitedProtocol, "body_seconds", 0.3)
+async def address() -> AsyncIterator[tuple[str, int]]:
     async with AsyncExitStack() as stack:
         engines = [prefiller(), decoder()]
         settings = settings_for(engines, max_body_bytes=100_000)
         app = RouterApp(settings, FakeUpstream(engines))
         await app.start()
         stack.push_async_callback(app.close)
-        host, port = (await stack.enter_async_context(served(app))).removeprefix("http://").split(":")
+        host, port = (await stack.enter_async_context(served(app, limits=LIMITS))).removeprefix("http://").split(":")
         yield host, int(port)
 
 
@@ -153,7 +152,7 @@ async def test_a_full_router_refuses_before_it_reads_and_goes_on_when_there_is_r
     settings = settings_for(engines, max_in_flight=1, max_waiting=0)
     app = RouterApp(settings, FakeUpstream(engines))
     await app.start()
-    async with served(app, protocol=protocol_of(settings, app)) as url:
+    async with served(app, limits=limits_of(settings, app)) as url:
         host, _, port = url.removeprefix("http://").partition(":")
         address = (host, int(port))
         first = asyncio.create_task(exchange(address, post(CLOSE)))

@@ -18,7 +18,15 @@ from typing import Any, ClassVar
 from schedloom.core.wire import CONTRACT_PATH, KvEndpoint, Role
 from schedloom.router.app import RouterApp
 from schedloom.router.settings import router_settings
-from schedloom.router.upstream import BrokenOff, ConnectFailed, TimedOut, TooLate, UpstreamError, UpstreamRequest
+from schedloom.router.upstream import (
+    BrokenOff,
+    ConnectFailed,
+    TimedOut,
+    TooLate,
+    UpstreamError,
+    UpstreamRequest,
+    UpstreamResponse,
+)
 from tests.router.client import Client
 from tests.router.fakes import EVENTS, JSON, contract
 from tests.router.simulation import HANDOFF, LEASE, WORDS, Turn
@@ -57,7 +65,7 @@ class Ledger:
     answers: Iterator[int] = field(default_factory=lambda: count(1))
 
 
-class Exchange:
+class Exchange(UpstreamResponse):
     """One request on its way through an engine, which is told late that nobody listens any more."""
 
     def __init__(self, request: UpstreamRequest, random: random.Random) -> None:
@@ -376,7 +384,7 @@ class Wire:
             raise ConnectFailed(request.origin)
 
 
-class _Page:
+class _Page(UpstreamResponse):
     status = 200
     headers = ((b"content-type", JSON),)
 

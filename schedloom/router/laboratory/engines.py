@@ -16,7 +16,7 @@ from typing import Any
 
 from schedloom.core.continuation import CONTINUABLE_KEY, RESUME_KEY, HandBack, Ticket, digest
 from schedloom.core.wire import CONTRACT_PATH, LOCAL_ATTEMPT_KEY, REJECTION_PREFIX, EngineContract, Role
-from schedloom.router.upstream import BrokenOff, ConnectFailed, TimedOut, TooLate, UpstreamRequest
+from schedloom.router.upstream import BrokenOff, ConnectFailed, TimedOut, TooLate, UpstreamRequest, UpstreamResponse
 
 LEASE = 12.0
 WORDS = 4
@@ -88,7 +88,7 @@ class Ledger:
     answers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
-class SimulatedResponse:
+class SimulatedResponse(UpstreamResponse):
     on_late_answer: Callable[[int, bytes], None] | None = None
 
     def __init__(self, steps: list[bytes | Exception], kind: bytes, status: int, wait: float) -> None:

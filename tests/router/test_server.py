@@ -1,0 +1,152 @@
+"""The HTTP/1.1 server: what the framing of requests and answers may be, and clients that read slowly (R1, SEC-1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from schedloom.router.line import line_of
+from schedloom.router.protocol import Limits
+from tests.router.sockets import served
+
+pytestmark = pytest.mark.anyio
+
+Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def echo(scope: Any, receive: Callable[[], Any], send: Any) -> None:
+    """Says what it was asked; in chunks where the path says so."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    said = b"%b %b %b %b" % (scope["method"].encode(), scope["path"].encode(), scope["query_string"], body)
+    chunked = scope["path"] == "/chunked"
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [] if chunked else [(b"content-length", b"%d" % len(said))],
+        }
+    )
+    await send({"type": "http.response.body", "body": said, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@asynccontextmanager
+async def connected(app: Any = echo, **limits: Any) -> AsyncIterator[Pair]:
+    async with served(app, limits=Limits(**limits)) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        yield reader, writer
+        writer.close()
+
+
+async def asked(*parts: bytes, pause: float = 0.02, **limits: Any) -> bytes:
+    """All that the server says until it closes the connection."""
+    async with connected(**limits) as (reader, writer):
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(pause)
+        return await asyncio.wait_for(reader.read(), 5)
+
+
+END = b"GET /end HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+async def test_an_answer_without_a_length_comes_in_chunks_and_the_connection_is_kept() -> None:
+    said = await asked(b"GET /chunked HTTP/1.1\r\nhost: x\r\n\r\n", END)
+    first, last = said.split(b"0\r\n\r\n")
+    assert first.endswith(b"transfer-encoding: chunked\r\n\r\ne\r\nGET /chunked  \r\n")
+    assert last.endswith(b"connection: close\r\n\r\nGET /end  ")
+
+
+async def test_http_1_0_knows_no_chunks() -> None:
+    said = await asked(b"GET /chunked HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+    assert b"chunked\r\n" not in said and said.endswith(b"connection: close\r\n\r\nGET /chunked  ")
+
+
+async def test_an_answer_to_head_has_no_body() -> None:
+    said = await asked(b"HEAD /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert b"content-length: 9\r\n" in said and said.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("target", [b"http://elsewhere:1/a%20b?c=d", b"/a%20b?c=d"])
+async def test_targets_are_read_in_both_forms(target: bytes) -> None:
+    said = await asked(b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
+    assert said.endswith(b"GET /a b c=d ")
+
+
+async def test_a_target_that_is_none_is_refused() -> None:
+    assert (await asked(b"GET http:// HTTP/1.1\r\nhost: x\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+
+async def test_a_client_that_waits_to_be_told_to_go_on_is_told() -> None:
+    head = b"POST /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+    async with connected() as (reader, writer):
+        writer.write(head)
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"ok")
+        assert (await reader.read()).endswith(b"POST /a  ok")
+
+
+async def test_an_upgrade_is_not_made() -> None:
+    said = await asked(b"GET /a HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 200") and said.endswith(b"GET /a  ")
+
+
+async def test_requests_that_come_at_once_are_answered_in_order() -> None:
+    posts = [b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n%d" % (n, n) for n in range(5)]
+    said = await asked(b"".join(posts) + END)
+    places = [said.index(b"POST /%d  %d" % (n, n)) for n in range(5)]
+    assert places == sorted(places) and said.endswith(b"GET /end  ")
+
+
+async def test_a_connection_that_is_idle_is_closed() -> None:
+    said = await asked(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n", idle_seconds=0.1)
+    assert said.endswith(b"GET /a  ")
+
+
+async def test_the_time_of_a_body_does_not_run_while_another_answer_comes_first() -> None:
+    go, seen = asyncio.Event(), []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        if scope["path"] == "/slow":
+            await go.wait()
+        await echo(scope, receive, send)
+
+    async with connected(app, body_seconds=0.1) as (reader, writer):
+        writer.write(
+            b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\nPOST /next HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
+        )
+        await asyncio.sleep(0.3)
+        go.set()
+        writer.write(b"ok")
+        assert (await reader.readuntil(b"POST /next  ok")).count(b"HTTP/1.1 200") == 2
+    assert seen == ["/slow", "/next"]
+
+
+async def test_a_client_that_reads_slowly_holds_the_answer_back() -> None:
+    written, stopped = 0, asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal written
+        line = line_of(scope, receive, send)
+        line.start(200, [])
+        while written < 64:
+            written += 1
+            if not line.write(bytes(2**20)):
+                stopped.set()
+                await line.drained()
+        line.end()
+
+    async with connected(app) as (reader, writer):
+        writer.write(END)
+        await asyncio.wait_for(stopped.wait(), 5)
+        assert written < 64
+        assert (await reader.read()).count(bytes(2**20)) == 64
