@@ -43,8 +43,9 @@ class Witness:
 
     def _saw_new(self, new: Any) -> None:
         request = self._scheduler.requests[new.req_id]
-        if new.num_computed_tokens and not request.num_preemptions:
-            self.events["pulled" if request.kv_transfer_params else "prefix hit"] += 1
+        if request.prefill_stats is not None and not request.num_preemptions:
+            self.events["prefix hit"] += bool(request.prefill_stats.num_local_cached_tokens)
+            self.events["pulled"] += bool(request.prefill_stats.num_external_cached_tokens)
 
     def _has_prompt_left(self, request_id: str) -> bool:
         request = self._scheduler.requests[request_id]
