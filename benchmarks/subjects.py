@@ -137,6 +137,7 @@ def schedloom(
         file.write_text(json.dumps(_settings(port, ports) | settings))
         command = [sys.executable, "-m", "schedloom", "route", "--config", str(file), "--log-level", "ERROR"]
         with running(command, cores or {ROUTERS_CORE}) as process:
+            wait_for_word("is ready", BUILD / f"{Path(command[0]).name}.log")
             wait_for_answer(port)
             yield Subject(port, process.pid)
 
@@ -200,6 +201,16 @@ def free_ports(count: int) -> list[int]:
 
 def wait_for_port(port: int) -> None:
     _until(lambda: socket.create_connection(("127.0.0.1", port), 1).close(), f"nobody listens on port {port}")
+
+
+def wait_for_word(word: str, log: Path) -> None:
+    """A router of several processes answers before all of them do."""
+
+    def look() -> None:
+        if word not in log.read_text(errors="replace"):
+            raise OSError("not yet")
+
+    _until(look, f"{log} never says that it {word}")
 
 
 def wait_for_answer(port: int) -> None:
