@@ -1,0 +1,55 @@
+"""A5, B3, B4: what a real Decoder hands back is continued where KV is written instead of pulled, token for token.
+
+Completions only: a chat is not handed back there, because its continuation would wait under another id.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engines.fleets import metric
+from tests.engines.test_recompute import AT_ONCE, COMPLETIONS, Asked, System, ask_all, proven_chains, request, running
+
+pytestmark = [pytest.mark.engines, pytest.mark.deep, pytest.mark.timeout(1800)]
+
+HAND_BACKS, WAVES = 4, 12
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with running("v1", tmp_path_factory.mktemp("push"), "NixlPushConnector") as system:
+        yield system
+
+
+def completions(wave: int) -> list[Asked]:
+    """Streamed and not, each with a prompt of its own."""
+    asked = map(request, range(2 * wave * AT_ONCE, 2 * (wave + 1) * AT_ONCE))
+    return [one for one in asked if one.path == COMPLETIONS]
+
+
+def test_what_is_handed_back_goes_on_exactly(system: System) -> None:
+    served = 0
+    for wave in range(WAVES):
+        asked = completions(wave)
+        told = asyncio.run(ask_all(system.router, asked))
+        assert [one.answer for one in told] == system.undisturbed(asked)
+        served += len(told)
+        if system.counted("handed_back_total") >= HAND_BACKS:
+            break
+    handed_back = proven_chains(system)
+    assert handed_back >= HAND_BACKS
+    print(f"{handed_back} hand-backs in {served} completions, all answers exact")
+    assert (
+        metric(system.decoder, "vllm:kv_cache_usage_perc") == metric(system.prefiller, "vllm:kv_cache_usage_perc") == 0
+    )
+    assert metric(system.prefiller, "vllm:nixl_bytes_transferred_count") >= served, "the Prefiller wrote every prompt"
+
+
+def test_a_chat_is_not_handed_back(system: System) -> None:
+    before = system.counted("handed_back_total")
+    asked = [one for one in map(request, range(1000, 1000 + 2 * AT_ONCE)) if one.path != COMPLETIONS]
+    told = asyncio.run(ask_all(system.router, asked))
+    assert [one.answer for one in told] == system.undisturbed(asked)
+    assert metric(system.decoder, "vllm:num_preemptions_total") > 0, "inconclusive: nobody was preempted"
+    assert system.counted("handed_back_total") == before
