@@ -16,6 +16,9 @@ OVERTAKES_PER_SEAT = 8
 CENSUS_EVERY = 4
 """Steps from one count of all blocks to the next: an owner too many or too few stays wrong until it is counted."""
 
+NOBODYS = (None, 0)
+"""The salt and the adapter of all that was written before somebody came with one."""
+
 IDLE_LIMIT = 64
 """Steps in which nothing is scheduled although a request could be."""
 
@@ -131,7 +134,7 @@ class Oracles:
     def _check_writers(self, entry: Entry, shared: list[int]) -> None:
         owner = _owner(entry)
         for block in shared:
-            if self._writers.get(block) != owner:
+            if self._writers.get(block, NOBODYS) != owner:
                 self._accuse("ISO-1", f"{entry.order.request_id} shares block {block} across cache salts or adapters")
         self.events["salted hit"] += entry.order.salt is not None
         self.events["adapter hit"] += entry.order.adapter > 0

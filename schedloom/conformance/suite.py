@@ -182,6 +182,34 @@ def _coverage_of(name: str, strength: int, legal: Sequence[Any], result: RunResu
     return coverage.count(ran, factors, strength)
 
 
+def cases(order: Order) -> list[tuple[str, Any]]:
+    """The cases of each tier that the order names, to be examined one by one: of T0, which is no matter of cases, none.
+
+    Raises ConfigurationError when a tier cannot be run here.
+    """
+    return [(name, case) for name in order.tiers for case in _cases_in(name, order)]
+
+
+def _cases_in(name: str, order: Order) -> Sequence[Any]:
+    if name not in TIERS:
+        tier = tiers.load(name)
+        return _cases_of(tier, tier.cases(_sets_of(tier, order), order.profile), order)
+    if name == "mutants":
+        return list(MUTANTS)
+    if name == "T0" or "engine" not in _sides(order.subject):
+        return []
+    return models_of(order) if name == "T1" else chosen(order, composition.examine(cells_of(order)).accepted)[0]
+
+
+def examine_case(name: str, case: Any, order: Order) -> CellResult:
+    """Examine one of the ``cases`` of tier ``name`` in this process, known-bad subjects excepted."""
+    if name == "T1":
+        return pure.examine(case, order.first_seed)
+    if name == "T2":
+        return examine_here(case, order.first_seed, order.profile)
+    return tiers.examine(case, name, order.profile, order.first_seed)
+
+
 def empty_result(order: Order) -> RunResult:
     return RunResult(order.subject, order.profile, list(order.tiers), order.first_seed, _environment(order))
 
