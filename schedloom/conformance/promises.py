@@ -199,7 +199,7 @@ class Promises:
 
     def _active_jobs(self) -> set[str]:
         jobs = [entry.name for entry in self._ledger.open.values() if entry.order.job_class is not None]
-        return {name for name in jobs if self._engine.phase(name) in ("running", "transfer")}
+        return {name for name in jobs if any(self._engine.blocks_of(name))}
 
     def _in_turn(self, entry: Entry) -> None:
         """Nobody whose turn surely was before this one's still waits."""
