@@ -52,12 +52,20 @@ def observe(engine: Any, scheduler: Any) -> dict[str, Any]:
     seen = watch(scheduler)
     facts: dict[str, Any] = {"scheduler": type(scheduler).__name__, "outputs": generate(engine), "restored": seen}
     facts["groups"] = len(scheduler.kv_cache_config.kv_cache_groups)
+    facts["runners"] = [scheduler.use_v2_model_runner, *engine.collective_rpc(has_second_runner)]
     if scheduler.connector is not None:
         books = connector_of(scheduler)._scheduler
         pool = scheduler.kv_cache_manager.block_pool
         facts["counters"] = dict(connector_of(scheduler).counters)
         facts["held"] = [pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), books.slots.count - books.slots.num_free]
     return facts
+
+
+def has_second_runner(worker: Any) -> bool:
+    """Whether a worker really computes with the second model runner."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    return isinstance(worker.model_runner, GPUModelRunner)
 
 
 def arguments(model: str, setting: Setting) -> dict[str, Any]:

@@ -44,16 +44,16 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What came out under each of the settings."""
     settings = SETTINGS[request.param]
-    hybrid = request.param == "hybrid"
+    hybrid, second = request.param == "hybrid", request.param == "v2"
     model = make_sliding_model(tmp_path_factory.mktemp("hybrid") / "model") if hybrid else cached_model()
-    environment = {**os.environ, **ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": str(int(request.param == "v2"))}
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": str(int(second))}
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
     command = [sys.executable, str(SCRIPT), str(model), json.dumps(settings)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=850)
     assert ran.returncode == 0, ran.stderr[-4000:]
     facts: list[dict[str, Any]] = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("[{")))
     assert {fact["groups"] for fact in facts} == {2 if hybrid else 1}
-    return [{**setting, **fact} for setting, fact in zip(settings, facts, strict=True)]
+    return [{**setting, **fact, "second": second} for setting, fact in zip(settings, facts, strict=True)]
 
 
 def sound(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,6 +80,12 @@ def test_nothing_is_held_afterwards(runs: list[dict[str, Any]]) -> None:
 def test_the_scheduler_is_the_configured_one(runs: list[dict[str, Any]]) -> None:
     for run in sound(runs):
         assert run["scheduler"] == ("SchedloomAsyncScheduler" if run.get("asynchronous") else "SchedloomScheduler")
+
+
+def test_scheduler_and_worker_mean_the_same_model_runner(runs: list[dict[str, Any]]) -> None:
+    """They give resumed requests by different protocols, and would take each other's words for other tokens."""
+    for run in runs:
+        assert run["runners"] == [run["second"]] * 2
 
 
 def test_a_wrong_block_would_be_seen(runs: list[dict[str, Any]]) -> None:
