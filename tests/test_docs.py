@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sized
 from importlib import import_module
+from importlib.metadata import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,6 +48,20 @@ def test_the_guide_describes_every_hook_on_its_side() -> None:
     for side in ("engine", "router"):
         (part,) = re.findall(rf"^## Hooks of the {side}$(.*?)^## ", GUIDE, re.MULTILINE | re.DOTALL)
         assert {side_of(hook) for hook in re.findall(r"^### `(\w+)\(", part, re.MULTILINE)} == {side}
+
+
+def test_nobody_is_told_to_install_by_name_what_is_in_no_index() -> None:
+    root = DOCS.parent
+    inside = (path for part in ("docs", "examples", "schedloom") for path in (root / part).rglob("*.*"))
+    texts = [path.read_text("utf-8") for path in inside if path.suffix in (".md", ".py", ".template")]
+    told = [line for text in texts for line in re.findall(r"pip install .*", text)]
+    assert len(told) > 10
+    assert not [line for line in told if re.match(r"""pip install ([^&\s]+ )*['"]?schedloom\b""", line)]
+
+
+def test_every_extra_is_explained() -> None:
+    named = set(re.findall(r"^\| `([\w-]+)` \| .*$", CONFIGURATION.split("## An engine")[0], re.MULTILINE))
+    assert named == set(metadata("schedloom").get_all("Provides-Extra") or ()) - {"dev"}
 
 
 def test_every_fence_is_of_a_kind_that_is_run() -> None:

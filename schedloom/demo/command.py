@@ -40,7 +40,7 @@ def demo(
     """
     console = Console(highlight=False)
     if find_spec("vllm") is None:
-        _fail(console, "the demo needs an engine: run `make demo` in a checkout, or install schedloom[cpu]")
+        _fail(console, "the demo needs an engine: run `make demo` in a checkout of schedloom")
     if json_path and not json_path.absolute().parent.is_dir():
         _fail(console, f"--json: there is no folder {json_path.absolute().parent}")
     # Ended like Ctrl-C, so that the engines are stopped in order; whatever else ends this process ends them too.

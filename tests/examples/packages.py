@@ -28,8 +28,12 @@ class Installed:
 
 
 def install(package: Path, folder: Path) -> Installed:
-    """Build a copy of ``package`` with what is here already: no index, no isolation, no dependency is asked for."""
+    """Build a copy of ``package`` with what is here already: no index, no isolation, no dependency is asked for.
+
+    The copy lies below a project whose settings of pytest are none of its business, as it does in a checkout.
+    """
     source, target = folder / "source", folder / "site"
+    (folder / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--of-another-project"\n')
     shutil.copytree(package, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
     offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
     command = [sys.executable, "-m", "pip", "install", *offline, "--target", str(target), str(source)]
