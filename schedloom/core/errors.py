@@ -11,7 +11,12 @@ from pydantic_core import ErrorDetails
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot be used as it stands: one sentence for each complaint, which says what to change."""
+    """A configuration that cannot be used as it stands: one sentence for each complaint, which says what to change.
+
+    ``status`` is that of the command which it ends.
+    """
+
+    status = 1
 
     def __init__(self, *sentences: str) -> None:
         super().__init__(*sentences)
@@ -19,6 +24,12 @@ class ConfigurationError(ValueError):
 
     def __str__(self) -> str:
         return "; ".join(self.sentences)
+
+
+class CalledWrongly(ConfigurationError):
+    """Arguments of a command that do not make sense together, or name what is not there."""
+
+    status = 2
 
 
 def suggestion(name: str, known: Iterable[str], described: str = "known") -> str:
@@ -50,9 +61,35 @@ def _sentence(complaint: ErrorDetails, model: type[BaseModel], path: str) -> str
         return f"unknown key {where!r}; {suggestion(str(location[-1]), _keys_at(model, location[:-1]))}"
     if kind == "missing":
         return f"{where} is missing"
-    message = complaint["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
     found = complaint["input"]
+    message = _message(complaint, model)
     return f"{where}: {message}, not {found!r}" if isinstance(found, bool | int | float) else f"{where}: {message}"
+
+
+def _message(complaint: ErrorDetails, model: type[BaseModel]) -> str:
+    kind = complaint["type"]
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"must be a mapping{_as_mapping(complaint['input'], model, complaint['loc'])}"
+    if kind == "list_type":
+        return "must be a list; write [one, another], or each item in a line of its own behind a dash"
+    if kind in ("too_short", "string_too_short"):
+        least = complaint["ctx"]["min_length"]
+        noun = "item" if complaint["ctx"].get("field_type") == "List" else "character"
+        return f"must have at least {least} {noun}{'s' if least > 1 else ''}"
+    message = complaint["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
+    return message.partition(", unable to ")[0]
+
+
+def _as_mapping(found: object, model: type[BaseModel], location: Sequence[int | str]) -> str:
+    """How a bare word is written in the place of a model that needs one key."""
+    fields = {key: field for known in _models_at(model, location) for key, field in known.model_fields.items()}
+    required = [key for key, field in fields.items() if field.is_required()]
+    if not isinstance(found, str) or not location or len(required) != 1:
+        return ""
+    others = ", ".join(f"{key}: …" for key in fields if key != required[0])
+    return f"; write {{{required[0]}: {found}}}" + (
+        f", or with more, {{{required[0]}: {found}, {others}}}" * bool(others)
+    )
 
 
 def place(path: str, location: Sequence[int | str]) -> str:
@@ -63,12 +100,16 @@ def place(path: str, location: Sequence[int | str]) -> str:
 
 
 def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> set[str]:
+    return {key for known in _models_at(model, location) for key in known.model_fields}
+
+
+def _models_at(model: type[BaseModel], location: Sequence[int | str]) -> list[type[BaseModel]]:
     models = [model]
     for part in location:
         fields = [known.model_fields[part] for known in models if part in known.model_fields]
         # An index, a key of a mapping or the tag of a union names no field: the models stay.
         models = [inner for field in fields for inner in _models_in(field.annotation)] or models
-    return {key for known in models for key in known.model_fields}
+    return models
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

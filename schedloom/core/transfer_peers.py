@@ -11,9 +11,14 @@ from pydantic import AfterValidator
 _ADDRESSES = ("metaserver", "remote_bootstrap_addr")
 """Parameters that hold a whole address."""
 
+_LAST_PORT = 65535
+
 
 def _checked(peer: str) -> str:
     host, port = _split(peer)
+    _, colon, number = peer.rpartition(":")
+    if colon and not host and number.isdecimal() and int(number) > _LAST_PORT:
+        raise ValueError(f"{peer!r} has port {number}, and ports end at {_LAST_PORT}")
     if not host or "/" in peer or (port is None and peer != host):
         raise ValueError(f"{peer!r} is not a peer; write it as host:port, or as host for every port of it")
     return peer

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from schedloom.core.errors import explain, suggestion
 
@@ -26,7 +26,14 @@ class Learnt(Strict):
     half_life: float = 1.0
 
 
+class Named(Strict):
+    name: Annotated[str, Field(min_length=2)]
+    size: int = 1
+
+
 class Settings(Strict):
+    named: Annotated[list[Named], Field(min_length=1)] = []
+    secret: Annotated[SecretStr | None, Field(min_length=8)] = None
     buckets: list[Bucket] = []
     by_tenant: dict[str, Bucket] = {}
     default: Bucket | None = None
@@ -52,13 +59,24 @@ class Settings(Strict):
         ({"buckets": [{"size": 0}]}, "at[1].buckets[0].size: must be greater than or equal to 1"),
         ({"even": 3}, "at[1].even: write an even number"),
         ({"model": {"kind": "fixed"}, "even": 1, "odd": 2}, "unknown key 'at[1].odd'; known are:"),
-        ([], "at[1]: must be a valid dictionary"),
+        ([], "at[1]: must be a mapping"),
+        ({"named": ["a"]}, "at[1].named[0]: must be a mapping; write {name: a}, or with more, {name: a, size: …}"),
+        ({"named": [5]}, "at[1].named[0]: must be a mapping, not 5"),
+        ({"buckets": ["a"]}, "at[1].buckets[0]: must be a mapping"),
+        ({"buckets": {"a": 1}}, "at[1].buckets: must be a list; write [one, another]"),
+        ({"named": []}, "at[1].named: must have at least 1 item"),
+        ({"named": [{"name": "a"}]}, "at[1].named[0].name: must have at least 2 characters"),
+        ({"secret": "abc"}, "at[1].secret: must have at least 8 characters"),
+        ({"even": "two"}, "at[1].even: must be a valid integer"),
     ],
 )
 def test_the_first_complaint_in_a_sentence(settings: object, sentence: str) -> None:
     with pytest.raises(ValidationError) as refused:
         Settings.model_validate(settings)
-    assert explain(refused.value, Settings, "at[1]").startswith(sentence)
+    told = explain(refused.value, Settings, "at[1]")
+    assert told.startswith(sentence)
+    for raw in ("after validation", "instance of", "unable to"):
+        assert raw not in told
 
 
 def test_without_a_path_the_complaint_starts_at_the_key() -> None:
