@@ -11,8 +11,8 @@ import typer
 
 from schedloom.commands.console import complain, console
 from schedloom.commands.documents import read_document
+from schedloom.commands.examination import examine
 from schedloom.commands.schema import json_schema
-from schedloom.core.composition import review
 from schedloom.core.registry import Registry
 
 config = typer.Typer(no_args_is_help=True, help="Check configuration files, and print what they may hold.")
@@ -34,14 +34,17 @@ def validate(file: ConfigurationFile) -> None:
     """Check one configuration file as strictly as a start would.
 
     A key ``kind`` with the value engine or router says what the file is for; without one its keys decide. Exits with
-    status 1, and one sentence for each complaint, when something does not fit.
+    status 1, and one sentence for each complaint, when something does not fit. What only a start can know, as it is
+    not in the file, is said too.
     """
     document = read_document(file)
-    found = review(document.section.choices, side=document.side)
+    found = examine(document)
     if found.complaints:
         complain(*(f"{file}: {complaint}" for complaint in found.complaints))
     names = ", ".join(policy.name for policy in found.policies) or "none"
     console().print(f"{file}: fits the {document.side}; policies on: {names}", soft_wrap=True)
+    for note in found.notes:
+        console().print(f"{file}: {note}", soft_wrap=True)
 
 
 @config.command()

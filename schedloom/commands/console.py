@@ -31,6 +31,11 @@ def table(*columns: str, rows: Iterable[tuple[str, ...]]) -> Table:
 
 def complain(*sentences: str) -> NoReturn:
     """One line on standard error for each sentence, then the end with status 1."""
+    say(*sentences)
+    raise typer.Exit(1)
+
+
+def say(*sentences: str) -> None:
+    """One line on standard error for each sentence."""
     for sentence in sentences:
         typer.echo(f"schedloom: {sentence}", err=True)
-    raise typer.Exit(1)

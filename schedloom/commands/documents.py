@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -13,15 +14,19 @@ from typing import Any, Final, Protocol
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from schedloom.core.composition import PolicyChoice
-from schedloom.core.config import PATH, SECTION
-from schedloom.core.errors import ConfigurationError, complaints, suggestion
-from schedloom.core.hooks import Side
+from schedloom.core.composition import PolicyChoice, review
+from schedloom.core.config import PATH, SECTION, VLLM_OPTIONS, engine_key
+from schedloom.core.errors import ConfigurationError, complaints, place, suggestion
+from schedloom.core.hooks import Side, hooks_of, side_of
+from schedloom.core.registry import Registry
 
 GROUP: Final = "schedloom.configurations"
 """Entry points that name the pydantic model of each side's configuration."""
 
 _ADDITIONAL: Final = ("additional_config", "additional-config")
+_VLLM_KEYS: Final = {key.replace("_", dash) for key in VLLM_OPTIONS for dash in "_-"}
+_MISSPELLED: Final = 0.7
+"""How alike a key must be to one of ours to be taken for it (``difflib``'s ratio)."""
 _ROOT: Final[Mapping[Side, str]] = {"engine": PATH, "router": ""}
 
 
@@ -30,6 +35,11 @@ class Section(Protocol):
 
     @property
     def choices(self) -> list[PolicyChoice]: ...
+
+    @property
+    def switches(self) -> Mapping[str, str]:
+        """Keys that switch one policy on, each with the policy's name."""
+        ...
 
     def model_dump(self, *, mode: str) -> dict[str, Any]: ...
 
@@ -40,6 +50,8 @@ class Document:
 
     side: Side
     section: Section
+    values: Mapping[str, Any]
+    """The whole file."""
 
 
 @cache
@@ -55,9 +67,26 @@ def read_document(path: Path) -> Document:
     section = _engine_section(values, path) if side == "engine" else values
     model = section_models()[side]
     try:
-        return Document(side, model.model_validate(section))  # type: ignore[arg-type]
+        return Document(side, model.model_validate(section), values)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise ConfigurationError(*(f"{path}: {one}" for one in complaints(error, model, _ROOT[side]))) from error
+        found = complaints(error, model, _ROOT[side]) + _about_policies(section, side)
+        raise ConfigurationError(*(f"{path}: {one}" for one in found)) from error
+
+
+def _about_policies(section: Any, side: Side) -> list[str]:
+    """What is wrong with the policies of a section that does not fit for other reasons."""
+    chosen = section.get("policies") if isinstance(section, Mapping) else None
+    named = [(number, each) for number, each in enumerate(chosen if isinstance(chosen, list) else []) if _names(each)]
+    choices = [PolicyChoice(**each).at(place(_ROOT[side], ["policies", number])) for number, each in named]
+    return list(review(choices, side=side).complaints)
+
+
+def _names(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and all(isinstance(key, str) for key in entry) and _is_text(entry.get("name"))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
@@ -92,12 +121,31 @@ def _side(values: Mapping[str, Any], path: Path) -> Side:
         raise ConfigurationError(f"{path}: kind is {values['kind']!r}; {suggestion(str(values['kind']), sides)}")
     if {SECTION, *_ADDITIONAL} & values.keys():
         return "engine"
-    shapes = [side for side in sides if _own_keys(side) & values.keys()]
+    if engine_key(values):
+        return "engine"
+    shapes = [side for side in sides if _own_keys(side) & values.keys()] or _sides_of_policies(values)
     if len(shapes) != 1:
         unknown = [key for key in values if not any(key in model.model_fields for model in section_models().values())]
         hint = f" (key {unknown[0]!r}: {suggestion(str(unknown[0]), _known_keys())})" if unknown else ""
         raise ConfigurationError(f"{path} may be for either side{hint}; say which in a key kind: {' or '.join(sides)}")
     return shapes[0]
+
+
+def _hint(values: Mapping[str, Any]) -> str:
+    """What a key was meant to be that is nearly one that leads to our section."""
+    for key in map(str, values):
+        for wanted in get_close_matches(key, [SECTION, *_ADDITIONAL], n=1, cutoff=_MISSPELLED):
+            return f" (key {key!r}: did you mean {wanted!r}?)"
+    return ""
+
+
+def _sides_of_policies(values: Mapping[str, Any]) -> list[Side]:
+    """The sides on which every named policy has something to do."""
+    chosen, registry = values.get("policies"), Registry()
+    names = [each["name"] for each in chosen if _names(each)] if isinstance(chosen, list) else []
+    known = [registry.load(name) for name in names if name in registry.names()]
+    sides = [{side_of(hook) for hook in hooks_of(policy)} for policy in known]
+    return sorted(set.intersection(*sides)) if sides else []
 
 
 def _known_keys() -> list[str]:
@@ -117,9 +165,16 @@ def _engine_section(values: Mapping[str, Any], path: Path) -> Any:
         if key in values:
             additional = _unquoted(values[key], path)
             if not isinstance(additional, Mapping) or SECTION not in additional:
-                raise ConfigurationError(f"{path}: {key} has no {SECTION}, so no policy is on")
+                hint = _hint(additional) if isinstance(additional, Mapping) else ""
+                raise ConfigurationError(f"{path}: {key} has no {SECTION}, so no policy is on{hint}")
             return additional[SECTION]
-    return values[SECTION] if SECTION in values else {key: values[key] for key in values if key != "kind"}
+    if SECTION in values:
+        return values[SECTION]
+    if _VLLM_KEYS & values.keys():
+        raise ConfigurationError(
+            f"{path} is vLLM's own file without {SECTION} under additional-config, so no policy is on{_hint(values)}"
+        )
+    return {key: values[key] for key in values if key != "kind"}
 
 
 def _unquoted(additional: Any, path: Path) -> Any:

@@ -10,10 +10,10 @@ import typer
 import yaml
 
 from schedloom.commands.config import ConfigurationFile
-from schedloom.commands.console import complain, console, table
+from schedloom.commands.console import console, say, table
 from schedloom.commands.documents import Document, read_document
+from schedloom.commands.examination import Examination, examine
 from schedloom.core.claims import owned_by
-from schedloom.core.composition import Review, review
 from schedloom.core.hooks import Side, hooks_of, side_of, specified_hooks
 from schedloom.core.policy import Policy
 from schedloom.core.registry import Registry
@@ -28,30 +28,34 @@ def explain(
     Exits with status 1 when something is refused.
     """
     document, registry = read_document(file), Registry()
-    found = review(document.section.choices, registry, document.side)
+    found = examine(document, registry)
     facts = _facts(document, found, registry)
+    say(*(f"{file}: {complaint}" for complaint in found.complaints))
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
     elif found.policies or not found.complaints:
         _print(facts)
     if found.complaints:
-        complain(*found.complaints)
+        raise typer.Exit(1)
 
 
-def _facts(document: Document, found: Review, registry: Registry) -> dict[str, Any]:
+def _facts(document: Document, found: Examination, registry: Registry) -> dict[str, Any]:
     return {
         "kind": document.side,
         "configuration": _effective(document, found.policies),
         "hooks": suppliers(found.policies, document.side),
         "policies": {policy.name: _about(policy, registry) for policy in found.policies},
         "refused": list(found.complaints),
+        "notes": list(found.notes),
     }
 
 
 def _effective(document: Document, policies: Sequence[Policy]) -> dict[str, Any]:
-    """The configuration with every default filled in; switches show up as the policies that they switch on."""
+    """The configuration with every default filled in; switches and policies show each other."""
     settings = [{"name": policy.name, **policy.settings.model_dump(mode="json")} for policy in policies]
-    return {**document.section.model_dump(mode="json"), "policies": settings}
+    on = {policy.name for policy in policies}
+    switches = {key: name in on for key, name in document.section.switches.items()}
+    return {**document.section.model_dump(mode="json"), **switches, "policies": settings}
 
 
 def suppliers(policies: Sequence[Policy], side: Side) -> dict[str, list[str]]:
@@ -81,3 +85,5 @@ def _print(facts: dict[str, Any]) -> None:
         for name, about in facts["policies"].items()
     ]
     out.print(table("policy", "from", "needs", "decides alone", rows=rows) if rows else "no policy is on")
+    for note in facts["notes"]:
+        out.print(note, soft_wrap=True)

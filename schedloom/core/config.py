@@ -21,6 +21,24 @@ SWITCHES: Final = {
 }
 """Keys that switch one policy on with its defaults."""
 
+VLLM_OPTIONS: Final = frozenset(
+    {
+        "data_parallel_size",
+        "enable_prefix_caching",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "kv_transfer_config",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "model",
+        "scheduling_policy",
+        "served_model_name",
+        "tensor_parallel_size",
+    }
+)
+"""Options that most of vLLM's own configuration files hold one of, and no other file."""
+
 _MISSPELLED: Final = 0.7
 """How alike a key must be to one of ours to be taken for it (``difflib``'s ratio)."""
 
@@ -45,6 +63,10 @@ class SchedulerSection(BaseModel):
     transfer_peers: list[TransferPeer] = []
 
     @property
+    def switches(self) -> Mapping[str, str]:
+        return SWITCHES
+
+    @property
     def is_on(self) -> bool:
         """Whether it asks anything of the engine."""
         return bool(self.choices or self.transfer_peers)
@@ -56,6 +78,16 @@ class SchedulerSection(BaseModel):
         named = {choice.name for choice in chosen}
         switched = {key: name for key, name in SWITCHES.items() if getattr(self, key) and name not in named}
         return chosen + [PolicyChoice(name=name).at(f"{PATH}.{key}") for key, name in switched.items()]
+
+
+def engine_key(values: Mapping[Any, Any]) -> str | None:
+    """The key that shows ``values`` to be an engine's configuration file and no router's, if there is one."""
+    if values.get("kind") == "router" or "workers" in values:
+        return None
+    if values.get("kind") == "engine":
+        return "kind"
+    telling = {*VLLM_OPTIONS, *SWITCHES, "additional_config", SECTION}
+    return next((key for key in values if isinstance(key, str) and key.replace("-", "_") in telling), None)
 
 
 def read_section(additional_config: Any) -> SchedulerSection:

@@ -12,6 +12,9 @@ PROTOCOL_VERSION: Final = 1
 
 CONTRACT_PATH = "/schedloom/contract"
 
+DECLARED_EPOCH: Final = "declared"
+"""The epoch of a contract that an operator wrote down, for an engine that serves none."""
+
 DECISION_HEADER = "x-schedloom-decision"
 """Response header in which the router says how it served a request: append, pd, fallback or decode."""
 
@@ -79,7 +82,7 @@ class EngineContract(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     protocol: Literal[1] = PROTOCOL_VERSION
-    epoch: str = "declared"
+    epoch: str = DECLARED_EPOCH
     role: Role
     models: Annotated[list[str], Field(min_length=1)]
     block_size: Annotated[int, Field(ge=1)]

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from schedloom.core.wire import EngineContract, Role
+from schedloom.core.wire import DECLARED_EPOCH, EngineContract, Role
 from schedloom.router.fleet import APPEND_FEATURE, Worker
-from schedloom.router.settings import RouterSettings
+from schedloom.router.settings import RouterSettings, WorkerSettings
 from schedloom.router.transfer.modes import CONNECTORS, Mode, families, mode_of, named, tells_nothing_spoken
 
 Member = tuple[Worker, EngineContract]
+
+KINDS = (("Prefiller", "prefill"), ("Decoder", "decode"))
+"""Of each a fleet needs one; the second is its role in a configuration."""
+
+
+def unnamed(kind: str, role: str, workers: Iterable[WorkerSettings]) -> str | None:
+    """What to say where none of ``workers`` may be a ``kind``."""
+    if any(worker.role in (None, role) for worker in workers):
+        return None
+    return f"no {kind} is configured; name one with --{role} URL beside the others, or under workers"
 
 
 def complaint(newcomer: Member, others: Sequence[Member], settings: RouterSettings) -> str | None:
@@ -106,9 +116,11 @@ def _about_append(member: Member) -> Iterator[str]:
             f"with --enable-prefix-caching, or the router without --enable-decoder-append-prefill"
         )
     if APPEND_FEATURE not in contract.features:
+        declared = contract.epoch.startswith(DECLARED_EPOCH)
+        told = f" and declare features: [{APPEND_FEATURE}] in its contract under workers" if declared else ""
         yield (
             f"decoder append-prefill is enabled, but {worker.origin} runs without it; start it with "
-            f'--additional-config \'{{"scheduler_config":{{"decoder_append_prefill_enable":true}}}}\', or '
+            f'--additional-config \'{{"scheduler_config":{{"decoder_append_prefill_enable":true}}}}\'{told}, or '
             f"the router without --enable-decoder-append-prefill"
         )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from schedloom.core.errors import ConfigurationError
+from schedloom.core.errors import CalledWrongly, ConfigurationError
 from schedloom.router.settings import read_file, router_settings
 
 
@@ -53,13 +53,14 @@ def route(
         given["workers"] = named
     try:
         if config is None and not (prefill and decode):
-            raise ConfigurationError("give --prefill URL and --decode URL, each at least once, or --config FILE")
-        settings = router_settings((read_file(config) if config is not None else {}) | given)
+            raise CalledWrongly("give --prefill URL and --decode URL, each at least once, or --config FILE")
+        file = {} if config is None else read_file(config)
+        settings = router_settings(file | given, config or "router configuration")
         (run if settings.processes == 1 else supervise)(settings)
     except ConfigurationError as error:
         for sentence in error.sentences:
-            typer.echo(f"schedloom route: {sentence}", err=True)
-        raise typer.Exit(1) from error
+            typer.echo(f"schedloom: {sentence}", err=True)
+        raise typer.Exit(error.status) from error
 
 
 def _given(**options: object) -> dict[str, object]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from schedloom.core.errors import ConfigurationError, explain
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
-from schedloom.router.checks import complaint
+from schedloom.router.checks import KINDS, complaint, unnamed
 from schedloom.router.fleet import Fleet, Health, Worker
 from schedloom.router.settings import RouterSettings
 from schedloom.router.upstream import (
@@ -128,16 +128,12 @@ class Membership:
         worker.leave(Health.QUARANTINED, reason)
 
     def _refuse_misfits(self) -> None:
-        for worker in self._fleet.workers:
-            if worker.health is Health.QUARANTINED:
-                raise ConfigurationError(worker.trouble)
+        if troubles := [worker.trouble for worker in self._fleet.workers if worker.health is Health.QUARANTINED]:
+            raise ConfigurationError(*dict.fromkeys(troubles))
 
     def _refuse_gaps(self) -> None:
-        needed = (
-            ("Prefiller", "prefill", self._fleet.prefillers),
-            ("Decoder", "decode", self._fleet.decoders),
-        )
-        gaps = [_nobody_reached(kind, role, self._fleet) for kind, role, ready in needed if not ready]
+        needed = zip(KINDS, (self._fleet.prefillers, self._fleet.decoders), strict=True)
+        gaps = [_nobody_reached(kind, role, self._fleet) for (kind, role), ready in needed if not ready]
         if gaps:
             raise ConfigurationError(*gaps)
 
@@ -191,9 +187,10 @@ def _read_contract(worker: Worker, body: bytes) -> EngineContract:
 
 
 def _nobody_reached(kind: str, role: str, fleet: Fleet) -> str:
+    gap = unnamed(kind, role, (worker.settings for worker in fleet.workers))
+    if gap is not None:
+        return gap
     asked = [worker for worker in fleet.workers if worker.settings.role in (None, role)]
-    if not asked:
-        return f"no {kind} is configured; name one with --{role} URL"
     troubles = "; ".join(worker.trouble for worker in asked if worker.trouble)
     if not troubles:
         return f"none of the engines can be a {kind}; name one that can with --{role} URL"

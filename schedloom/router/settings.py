@@ -11,11 +11,14 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from schedloom.core.composition import PolicyChoice
+from schedloom.core.config import engine_key
 from schedloom.core.errors import ConfigurationError, complaints
 from schedloom.core.wire import EngineContract
 
 OWNER_POLICY = "session_owner"
 PULL_BACK_POLICY = "pull_back"
+
+BY_OPTIONS = "--prefill URL and --decode URL"
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -25,7 +28,7 @@ def _checked_url(url: str) -> str:
     try:
         _ = parts.port
     except ValueError as error:
-        raise ValueError(f"{url!r} has no usable port; write it as http://host:port") from error
+        raise ValueError(f"{url!r} has no usable port, 1 to 65535; write it as http://host:port") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is not an engine's address; write it as http://host:port")
     if parts.query or parts.fragment or parts.username:
@@ -84,7 +87,7 @@ class RouterSettings(BaseModel):
     leaving is kept from the Decoder, so that it surely takes the KV up and the Prefiller is rid of it.
     ``first_byte_timeout_seconds`` covers queueing and prefill on an engine, ``silence_timeout_seconds`` a
     pause within an answer, ``request_timeout_seconds`` everything. ``start_wait_seconds`` is how long a start
-    waits for engines.
+    waits for engines. A file may leave ``workers`` out: options name engines too.
 
     ``max_in_flight`` requests are served at once and ``max_waiting`` wait for that, each for at most
     ``waiting_timeout_seconds``. A request that its Decoder hands back for lack of KV
@@ -108,7 +111,7 @@ class RouterSettings(BaseModel):
     kind: Literal["router"] = "router"
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
-    workers: Annotated[list[WorkerSettings], Field(min_length=1), AfterValidator(_named_once)]
+    workers: Annotated[list[WorkerSettings], Field(min_length=1), AfterValidator(_named_once)] = []
     policies: list[PolicyChoice] = []
     enable_decoder_append_prefill: bool = False
 
@@ -146,6 +149,11 @@ class RouterSettings(BaseModel):
     forward_authorization: bool = False
 
     @property
+    def switches(self) -> Mapping[str, str]:
+        """Keys that switch one policy on."""
+        return {"enable_decoder_append_prefill": OWNER_POLICY}
+
+    @property
     def choices(self) -> list[PolicyChoice]:
         """The routing policies that are on, general form and switch together."""
         chosen = [choice.at(f"policies[{place}]") for place, choice in enumerate(self.policies)]
@@ -164,13 +172,18 @@ class RouterSettings(BaseModel):
         return any(choice.name == OWNER_POLICY for choice in self.choices)
 
 
-def router_settings(values: Mapping[str, Any]) -> RouterSettings:
-    """Settings from plain values. Raises ConfigurationError with a sentence about each that does not fit."""
+def router_settings(values: Mapping[str, Any], source: object = "router configuration") -> RouterSettings:
+    """Settings from plain values, with engines. Raises ConfigurationError with a sentence about each that does not fit;
+    it begins with ``source``.
+    """
     try:
-        return RouterSettings.model_validate(dict(values))
+        settings = RouterSettings.model_validate(dict(values))
     except ValidationError as error:
         found = complaints(error, RouterSettings)
-        raise ConfigurationError(*(f"router configuration: {sentence}" for sentence in found)) from error
+        raise ConfigurationError(*(f"{source}: {sentence}" for sentence in found)) from error
+    if not settings.workers:
+        raise ConfigurationError(f"{source}: workers is missing; name the engines there, or with {BY_OPTIONS}")
+    return settings
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -185,4 +198,9 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ConfigurationError(f"{path} must hold a mapping of router settings at its top level")
+    key = engine_key(values)
+    if key is not None:
+        raise ConfigurationError(
+            f"{path} is an engine's configuration (key {key!r}); give it to vllm serve, and the router its own"
+        )
     return values

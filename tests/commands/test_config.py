@@ -1,14 +1,18 @@
 """C3: a configuration file is checked as strictly as a start would check it, and explained."""
 
 import json
+import re
+import textwrap
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from typer.testing import CliRunner
 
 from schedloom import __version__
+from schedloom.cli import app
 from schedloom.commands import documents
 from schedloom.commands.schema import json_schema
 from schedloom.core.errors import ConfigurationError
@@ -16,7 +20,7 @@ from schedloom.core.hooks import Side
 from schedloom.core.registry import GROUP, Registry
 from tests.commands.conftest import Command
 
-ROUTER = "workers:\n- url: http://127.0.0.1:8100\n  role: prefill\n"
+ROUTER = "workers:\n- url: http://127.0.0.1:8100\n  role: prefill\n- url: http://127.0.0.1:8200\n  role: decode\n"
 ENGINE = "policies:\n- name: append_prefill\n  max_append_tokens: 5\n"
 
 
@@ -52,7 +56,7 @@ SECTION = "additional_config.scheduler_config"
         ("a: [", "is neither YAML nor JSON"),
         ("kind: engine\npolicies: []\npolicies: []", "key 'policies' stands twice"),
         ("kind: engine\npolices: []", f"unknown key '{SECTION}.polices'; did you mean 'policies'?"),
-        ("scheduler_config:", f"{SECTION}: must be a valid dictionary"),
+        ("scheduler_config:", f"{SECTION}: must be a mapping"),
         ("additional_config: {}", "additional_config has no scheduler_config"),
         ("additional_config: '{'", "additional_config is no JSON"),
         (f"kind: engine\n{ENGINE}- name: tpot_gard", f"{SECTION}.policies[1]: there is no policy named 'tpot_gard'"),
@@ -62,6 +66,15 @@ SECTION = "additional_config.scheduler_config"
         ),
         ("kind: engine\npolicies: [{name: session_owner}]", "'session_owner' has no hook that the engine calls"),
         ("kind: router\nworkers: [{ulr: a}]", "unknown key 'workers[0].ulr'; did you mean 'url'?"),
+        (
+            "kind: engine\npolicies: [append_prefill]",
+            f"{SECTION}.policies[0]: must be a mapping; write {{name: append_",
+        ),
+        ("kind: engine\npolicies: {append_prefill: {}}", f"{SECTION}.policies: must be a list"),
+        ("workers: ['http://h:1']", "workers[0]: must be a mapping; write {url: http://h:1}, or with more, {url: http"),
+        ("workers: []", "workers: must have at least 1 item"),
+        (f"{ROUTER}api_keys: [{{key: short, tenant: t}}]", "api_keys[0].key: must have at least 8 characters"),
+        ("transfer_peers: ['10.0.0.1:99999']", "'10.0.0.1:99999' has port 99999, and ports end at 65535"),
         (f"{ROUTER}policies: [{{name: session_owner, a: 1}}]", "unknown key 'policies[0].a'; known are: max_lead"),
     ],
 )
@@ -72,6 +85,143 @@ def test_what_does_not_fit(schedloom: Command, command: tuple[str, ...], text: s
     assert ended.status == 1
     assert any(sentence in line for line in ended.err.splitlines()), ended.err
     assert all(line.startswith("schedloom: ") for line in ended.err.splitlines()), ended.err
+
+
+VLLM_FILE = """
+model: m
+kv-transfer-config: {transfer}
+additional-config: {{scheduler_config: {{{section}}}}}
+"""
+DECODER = "{kv_connector: NixlConnector, kv_role: kv_consumer}"
+PREFILLER = "{kv_connector: NixlConnector, kv_role: kv_producer}"
+APPEND = "decoder_append_prefill_enable: true"
+OFFLOAD = "policies: [{name: offload_restore}]"
+
+
+def vllm_file(transfer: str, section: str, *options: str) -> str:
+    return "\n".join((VLLM_FILE.format(transfer=transfer, section=section), *options))
+
+
+def saving(extra: str) -> str:
+    return f"{{kv_connector: PreemptOffloadConnector, kv_role: kv_both, kv_connector_extra_config: {extra}}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (vllm_file(PREFILLER, APPEND), "policy 'append_prefill' runs on Decoders only"),
+        (vllm_file('\'{"kv_connector": "x", "kv_role": "kv_producer"}\'', APPEND), "runs on Decoders only"),
+        (vllm_file("null", APPEND), "this engine's KV role is 'none'"),
+        (vllm_file("'{'", APPEND), "kv_transfer_config is no JSON"),
+        (vllm_file("[a]", APPEND), "kv_transfer_config must be a mapping"),
+        (
+            vllm_file("{kv_connector: x, kv_connector_extra_config: {connectors: [a]}}", APPEND),
+            "connectors must each be",
+        ),
+        (vllm_file(DECODER, APPEND, "no_enable_prefix_caching: true"), "needs the prefix cache"),
+        (vllm_file(DECODER, APPEND, "enable-prefix-caching: false"), "needs the prefix cache"),
+        (vllm_file(DECODER, "policies: [{name: tpot_guard}]", "no-enable-chunked-prefill: true"), "cuts prompts"),
+        (vllm_file(DECODER, OFFLOAD), "needs a KV connector that saves preempted requests"),
+        (vllm_file(saving("{}"), OFFLOAD), "kv_connector_extra_config.host_bytes is missing"),
+        (
+            vllm_file(DECODER, "policies: [{name: short_request_first}]", "scheduling-policy: priority"),
+            "and --scheduling-policy priority both decide the order of the waiting queue",
+        ),
+    ],
+)
+def test_an_engines_file_is_refused_for_what_a_start_refuses(schedloom: Command, text: str, sentence: str) -> None:
+    Path("file").write_text(text)
+    ended = schedloom("config", "validate", "file")
+    assert ended.status == 1 and ended.err.startswith("schedloom: file: ") and sentence in ended.err, ended
+
+
+@pytest.mark.parametrize(
+    ("text", "unchecked"),
+    [
+        (vllm_file(DECODER, APPEND), None),
+        (vllm_file(saving("{host_bytes: 1GiB}"), OFFLOAD), None),
+        (f"model: m\nadditional-config: {{scheduler_config: {{{APPEND}}}}}", "'append_prefill' needs (decoder)"),
+        (APPEND, "'append_prefill' needs (decoder, prefix_caching)"),
+        (OFFLOAD, "'offload_restore' needs (preempted_kv)"),
+        ("kind: engine\npolicies: [{name: kv_lease}]", "'kv_lease' needs (prefix_caching)"),
+        ("kind: engine\npolicies: [{name: short_request_first}]", None),
+    ],
+)
+def test_what_a_file_cannot_show_is_said(schedloom: Command, text: str, unchecked: str | None) -> None:
+    Path("file").write_text(text)
+    ended = schedloom("config", "validate", "file")
+    assert (ended.status, ended.err) == (0, "")
+    assert len(ended.out.splitlines()) == (2 if unchecked else 1)
+    assert unchecked is None or f"not checked: whether the engine has what policy {unchecked}" in ended.out
+    assert unchecked is None or unchecked in schedloom("explain", "file").out
+
+
+DECLARED = "{role: consumer, models: [m], block_size: 16}"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("workers: [{url: 'http://h:1', role: prefill}]", ["no Decoder is configured; name one with --decode URL"]),
+        ("workers: [{url: 'http://h:1', role: decode}]", ["no Prefiller is configured"]),
+        (
+            f"workers: [{{url: 'http://h:1', role: prefill, contract: {DECLARED}}}]",
+            ["no Decoder", "its KV role is con"],
+        ),
+        (
+            f"{ROUTER}- {{url: 'http://h:2', contract: {DECLARED}}}\nenable_decoder_append_prefill: true",
+            ["declare features: [append_prefill]"],
+        ),
+        (
+            "policies: [{name: prefix_aware}, {name: kv_residency}, {name: prefill_cost}, {name: round_robin}]",
+            [
+                "'kv_residency' and 'prefill_cost'",
+                "'kv_residency' and 'prefix_aware'",
+                "'prefill_cost' and 'round_robin'",
+            ],
+        ),
+        (
+            "workers: 5\nport: a\npolicies: [{name: prefix_aware}, {name: kv_residency}, 5, {name: x}]",
+            ["workers: must be a list", "port: must", "'kv_residency' and 'prefix_aware'", "policies[3]: there is no"],
+        ),
+    ],
+)
+def test_a_routers_file_is_refused_for_what_a_start_refuses(
+    schedloom: Command, text: str, sentences: list[str]
+) -> None:
+    Path("file").write_text(text)
+    ended = schedloom("config", "validate", "file")
+    assert ended.status == 1 and all(sentence in ended.err for sentence in sentences), ended.err
+
+
+def test_engines_of_a_router_may_be_named_by_options(schedloom: Command) -> None:
+    Path("file").write_text("policies: [{name: session_owner}]")
+    ended = schedloom("config", "validate", "file")
+    assert ended.out.startswith("file: fits the router; policies on: session_owner\n") and not ended.status
+    assert "it names no workers: name all engines with --prefill URL and --decode URL" in ended.out
+
+
+@pytest.mark.parametrize("name", ["append_prefill", "session_owner"])
+def test_policies_of_one_side_tell_whose_file_it_is(schedloom: Command, name: str) -> None:
+    Path("file").write_text(f"policies: [{{name: {name}}}]")
+    side = "engine" if name == "append_prefill" else "router"
+    assert f"fits the {side}" in schedloom("config", "validate", "file").out
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("model: m\nport: 8000", "is vLLM's own file without scheduler_config under additional-config"),
+        ("kind: engine\nmodel: m", "is vLLM's own file"),
+        ("tensor-parallel-size: 2\naditional-config: {}", "key 'aditional-config': did you mean 'additional-config'?"),
+        ("additional-config: {scheduler_confg: {}}", "key 'scheduler_confg': did you mean 'scheduler_config'?"),
+        ("policies: [{name: append_prefill}, {name: session_owner}]", "may be for either side"),
+    ],
+)
+def test_the_wrong_kind_of_file_is_told_in_one_sentence(schedloom: Command, text: str, sentence: str) -> None:
+    Path("file").write_text(text)
+    ended = schedloom("config", "validate", "file")
+    assert ended.status == 1 and sentence in ended.err and len(ended.err.splitlines()) == 1, ended.err
 
 
 def test_every_complaint_is_told(schedloom: Command) -> None:
@@ -121,7 +271,52 @@ def test_explain_tells_what_is_refused_and_why(schedloom: Command) -> None:
         "policies 'batch_job_aware' and 'short_request_first' cannot be on together: "
         "both decide the order of the waiting queue"
     )
-    assert (ended.status, json.loads(ended.out)["refused"], ended.err) == (1, [sentence], f"schedloom: {sentence}\n")
+    assert (ended.status, json.loads(ended.out)["refused"], ended.err) == (
+        1,
+        [sentence],
+        f"schedloom: file: {sentence}\n",
+    )
+
+
+def test_explain_tells_refusals_before_anything_else(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("kind: engine\npolicies: [{name: short_request_first}, {name: batch_job_aware}]")
+    first = CliRunner().invoke(app, ["explain", str(file)]).output.splitlines()[0]
+    assert first.startswith(f"schedloom: {file}: policies 'batch_job_aware' and 'short_request_first' cannot be")
+
+
+@pytest.mark.parametrize(
+    ("text", "switch"),
+    [
+        ("kind: engine\npolicies: [{name: append_prefill}]", "decoder_append_prefill_enable"),
+        ("kind: engine\nrecompute_scheduler_enable: true", "recompute_scheduler_enable"),
+        (f"{ROUTER}policies: [{{name: session_owner}}]", "enable_decoder_append_prefill"),
+    ],
+)
+def test_explain_shows_a_switch_on_where_its_policy_is(schedloom: Command, text: str, switch: str) -> None:
+    Path("file").write_text(text)
+    configuration = json.loads(schedloom("explain", "file", "--json").out)["configuration"]
+    assert configuration[switch] is True and len(configuration["policies"]) == 1
+
+
+PAGES = Path(__file__).parents[2] / "docs" / "router"
+BLOCKS = [
+    block
+    for page in sorted(PAGES.glob("*.md"))
+    for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", page.read_text(encoding="utf-8"), re.MULTILINE)
+    if re.match(r"\s*[a-z_]+:(\s|$)", block)
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_the_configurations_of_the_routers_pages_fit_as_they_stand(schedloom: Command, block: str) -> None:
+    Path("file").write_text(textwrap.dedent(block))
+    ended = schedloom("config", "validate", "file")
+    assert (ended.status, ended.err) == (0, "")
+
+
+def test_the_routers_pages_have_configurations() -> None:
+    assert len(BLOCKS) >= 4
 
 
 def test_explain_keeps_secrets(schedloom: Command) -> None:

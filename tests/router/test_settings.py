@@ -120,8 +120,29 @@ def test_options_win_over_the_file(started: list[RouterSettings], tmp_path: Path
     assert [worker.url for worker in replaced.workers] == ["http://d:1"]
 
 
+def test_the_commands_complaints_name_the_file(started: list[RouterSettings], tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text("prot: 1\n")
+    assert command("--config", str(path)).stderr.startswith(f"schedloom: {path}: unknown key 'prot'; did you")
+    path.write_text("port: 1\n")
+    assert f"{path}: workers is missing; name the engines there" in command("--config", str(path)).stderr
+    assert command("--config", str(path), "--prefill", "http://p:1", "--decode", "http://d:1").exit_code == 0
+
+
+@pytest.mark.parametrize("key", ["model: m", "kv-transfer-config: {}", "additional_config: {}", "kind: engine"])
+def test_an_engines_file_is_told_in_one_sentence(started: list[RouterSettings], tmp_path: Path, key: str) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text(f"port: 1\n{key}\n")
+    told = command("--config", str(path)).stderr
+    assert f"{path} is an engine's configuration (key '{key.split(':')[0]}')" in told and told.count("\n") == 1
+
+
 def test_the_command_says_what_is_wrong_and_ends(started: list[RouterSettings], tmp_path: Path) -> None:
-    for arguments in ((), ("--prefill", "nowhere"), ("--config", str(tmp_path / "missing.yaml"))):
+    for arguments, status in (
+        ((), 2),
+        (("--prefill", "nowhere"), 2),
+        (("--config", str(tmp_path / "missing.yaml")), 1),
+    ):
         result = command(*arguments)
-        assert result.exit_code == 1 and started == []
-        assert result.stderr.startswith("schedloom route: ") and result.stderr.count("\n") == 1
+        assert result.exit_code == status and started == []
+        assert result.stderr.startswith("schedloom: ") and result.stderr.count("\n") == 1

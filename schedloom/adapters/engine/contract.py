@@ -19,17 +19,17 @@ NIXL_DEFAULT_PINNED_SECONDS = 480.0
 
 ENGINE_ID_VARIABLE = "SCHEDLOOM_KV_ENGINE_ID"
 
-_ROLES = {"kv_producer": Role.PRODUCER, "kv_consumer": Role.CONSUMER, "kv_both": Role.BOTH}
+ROLES = {"kv_producer": Role.PRODUCER, "kv_consumer": Role.CONSUMER, "kv_both": Role.BOTH}
 
 
 def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: str = "starting") -> EngineContract:
     """The contract of an engine with this ``VllmConfig``, served under the names ``models``."""
     transfer = vllm_config.kv_transfer_config
-    connectors = _connectors(transfer)
+    connectors = connectors_of(transfer)
     nixl = next((extra for name, extra in connectors.items() if "Nixl" in name), None)
     return EngineContract(
         epoch=epoch,
-        role=_ROLES.get(transfer.kv_role, Role.NONE) if transfer else Role.NONE,
+        role=ROLES.get(transfer.kv_role, Role.NONE) if transfer else Role.NONE,
         models=models or [vllm_config.model_config.model],
         block_size=vllm_config.cache_config.block_size,
         prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
@@ -66,7 +66,7 @@ def share_engine_id(vllm_config: Any) -> None:
         transfer.engine_id = os.environ.get(ENGINE_ID_VARIABLE, transfer.engine_id)
 
 
-def _connectors(transfer: Any) -> dict[str, dict[str, Any]]:
+def connectors_of(transfer: Any) -> dict[str, dict[str, Any]]:
     """The extra configuration of each KV connector by its name, of those that a MultiConnector combines too."""
     if transfer is None:
         return {}

@@ -16,7 +16,7 @@ from schedloom.adapters.engine.settings import engine_section
 from schedloom.core.composition import compose
 from schedloom.core.config import SECTION
 from schedloom.core.errors import ConfigurationError
-from schedloom.core.requirements import check_requirements
+from schedloom.core.requirements import check_queue_order, check_requirements
 
 COMPOSABLE = "schedloom_composable"
 """A scheduler class that sets this attribute to true accepts schedloom's mixin before it."""
@@ -75,10 +75,9 @@ def scheduler_class(base: SchedulerClass, vllm_config: Any, user_class: bool = F
         raise ConfigurationError(_refusal(base))
     policies = compose(section.choices, side="engine")
     check_requirements(policies.policies, describe_engine(vllm_config))
-    from schedloom.adapters.engine.parts.ordering import check_queue_order
     from schedloom.adapters.engine.scheduler import composed
 
-    check_queue_order(policies, vllm_config.scheduler_config.policy)
+    check_queue_order(policies.policies, vllm_config.scheduler_config.policy)
     scheduler: SchedulerClass = composed(base, policies, section.transfer_peers)
     return scheduler
 

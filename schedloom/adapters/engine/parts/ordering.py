@@ -7,10 +7,8 @@ from typing import Any, ClassVar
 from schedloom.adapters.engine.queues import NO_LANE, LanedQueue
 from schedloom.adapters.engine.scheduler import PolicyScheduler
 from schedloom.adapters.engine.views import VllmRequestView
-from schedloom.core.claims import QUEUE_ORDER
-from schedloom.core.composition import PolicySet
 from schedloom.core.decisions import Lane
-from schedloom.core.errors import ConfigurationError
+from schedloom.core.requirements import check_queue_order
 
 
 class OrderingPart(PolicyScheduler):
@@ -20,7 +18,7 @@ class OrderingPart(PolicyScheduler):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        check_queue_order(self.policies, self.policy.value)
+        check_queue_order(self.policies.policies, self.policy.value)
         self._queue_key = self.caller("queue_key")
         self.waiting = self._lanes = LanedQueue(self._lane_of, lambda: self.view.now)
 
@@ -38,13 +36,3 @@ class OrderingPart(PolicyScheduler):
         answer = next(self._queue_key.ask(VllmRequestView(request), self.view), None)
         self.view.forget()
         return NO_LANE if answer is None else answer[1]
-
-
-def check_queue_order(policies: PolicySet, scheduling_policy: str) -> None:
-    """Raises ConfigurationError where both a policy and vLLM itself would order the waiting queue."""
-    for hook in policies.of("queue_key"):
-        if scheduling_policy != "fcfs":
-            raise ConfigurationError(
-                f"policy {hook.policy!r} and --scheduling-policy {scheduling_policy} both decide {QUEUE_ORDER}: "
-                "drop one of the two"
-            )
