@@ -28,7 +28,7 @@ from schedloom.conformance.chain import Chain
 from tests.engines.breakages import BROKEN
 from tests.engines.inprocess import ask, decisions, prompt, stop
 
-REQUESTS = 10
+REQUESTS = 12
 FOLLOW_UPS = 5
 ANSWER = 20
 BLOCKS = 17
@@ -41,10 +41,10 @@ TIGHT: dict[str, Any] = {
     "num_gpu_blocks_override": BLOCKS,
     "max_num_batched_tokens": 4 * CHUNK,
     "long_prefill_token_threshold": CHUNK,
-    "additional_config": {"scheduler_config": {"policies": [{"name": "offload_restore", "min_saved_tokens": 48}]}},
+    "additional_config": {"scheduler_config": {"policies": [{"name": "offload_restore", "min_saved_tokens": 56}]}},
     "kv_transfer_config": connectors("offload"),
 }
-"""Requests with fewer than 48 computed tokens are computed again."""
+"""Requests with fewer than 56 computed tokens are computed again."""
 
 Row = tuple[tuple[int, ...], ...]
 """Of one request in one step: its tokens, their positions, the slots that are written and the blocks that are read."""

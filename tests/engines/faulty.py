@@ -29,9 +29,10 @@ def releases_a_block_early() -> None:
         for request in scheduler.running:
             if request.num_output_tokens == 2 and not hasattr(request, "released"):
                 request.released = True
-                manager = scheduler.kv_cache_manager
-                (blocks,) = manager.get_blocks(request.request_id).blocks
-                manager.block_pool.free_blocks(blocks[:1])
+                (kind,) = scheduler.kv_cache_manager.coordinator.single_type_managers
+                blocks = kind.req_to_blocks[request.request_id]
+                kind.block_pool.free_blocks(blocks[:1])
+                blocks[0] = kind.block_pool.null_block
         return outputs
 
     PolicyScheduler.update_from_output = updated  # type: ignore[method-assign, assignment]

@@ -36,7 +36,7 @@ def test_the_model_does_what_the_real_runner_does(facts: tuple[str, Facts], mode
     _, seen = facts
     assert seen[mode]["number"] == 0, seen[mode]["differences"]
     met = seen[mode]["met"]
-    assert met["preempted"] >= 3 and met["restored"] >= 2 and met["prefix hits"] >= 1
+    assert met["preempted"] >= 3 and met["restored"] >= 1 and met["prefix hits"] >= 1
     assert met["preempted"] > met["restored"], "inconclusive: nobody was computed again"
     assert met["chunks"] >= 5 and met["blocks used again"] >= 5 and met["sampled"] >= 200
 
