@@ -27,7 +27,9 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, help=HELP
+)
 
 
 @app.callback()
@@ -46,10 +48,10 @@ app.add_typer(conformance, name="conformance")
 
 
 def main() -> None:
-    """What cannot be used as it stands ends the command with a sentence for each complaint and status 1."""
+    """What cannot be used as it stands ends the command with a sentence for each complaint and its status."""
     try:
         app(prog_name="schedloom")
     except ConfigurationError as error:
         for sentence in error.sentences:
             print(f"schedloom: {sentence}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.status)

@@ -43,7 +43,7 @@ def _plugins() -> Iterator[Finding]:
     for group, names in registered.items():
         yield Finding(Health.OK, "plug-ins", f"{group}: {', '.join(names) or 'none'}")
     if PLUGIN not in registered["vllm.general_plugins"]:
-        yield Finding(Health.FAIL, "plug-ins", "vLLM would not load schedloom; pip install /path/to/schedloom (a checkout) again")
+        yield Finding(Health.FAIL, "plug-ins", "vLLM would not load schedloom; install it again from its checkout")
     yield plugin_filter(os.environ.get("VLLM_PLUGINS"), registered["vllm.general_plugins"])
 
 
@@ -64,7 +64,8 @@ def plugin_filter(chosen: str | None, registered: list[str]) -> Finding:
 def _transfer() -> Finding:
     found = _installed(*_TRANSFERS)
     if found is None or not any(find_spec(name.replace("-", "_")) for name in _TRANSFERS):
-        return Finding(Health.WARN, "NIXL", "not installed: no KV can be transferred; pip install '/path/to/schedloom[engine]' (a checkout) brings it")
+        sentence = "not installed: no KV can be transferred; run pip install '/path/to/schedloom[engine]' (a checkout)"
+        return Finding(Health.WARN, "NIXL", sentence)
     return Finding(Health.OK, "NIXL", found)
 
 

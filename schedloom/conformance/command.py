@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Annotated, Any
 
 import typer
@@ -22,13 +25,20 @@ app = typer.Typer(no_args_is_help=True, help="Prove policies, alone and together
 console = Console()
 
 EXIT_CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.INCONCLUSIVE: 3, Verdict.REFUSED: 3}
+HEARTBEAT_SECONDS = 15.0
+NEVER_REJECTED = (
+    "a policy that turns nobody away says conformance_never_rejects = True; one that does wants conformance_settings "
+    "under which sequences of at most 192 tokens reach its thresholds (docs/conformance.md)"
+)
 _CELL_ID = re.compile("[0-9a-f]{8}")
 STYLES = {Verdict.PASSED: "green", Verdict.FAILED: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.REFUSED: "dim"}
 
 
 @app.command()
 def run(
-    subject: Annotated[str | None, typer.Option(help="A registered policy; every policy when left out.")] = None,
+    subject: Annotated[
+        list[str] | None, typer.Option(help="A registered policy, one in a run; every policy when left out.")
+    ] = None,
     profile: Annotated[str, typer.Option(help="core or full.")] = "core",
     tier: Annotated[list[str] | None, typer.Option(help="T0, T1, T2, T3, R1, R2, mutants; several if wanted.")] = None,
     seed: Annotated[int, typer.Option(help="The first seed of every cell.")] = 0,
@@ -44,10 +54,10 @@ def run(
     try:
         if replay is not None:
             raise typer.Exit(_replay(replay))
-        result = _run(subject, profile, tuple(tier or ()), seed, cell, steps, workers, budget)
+        _check_files(report or (), json_path)
+        result = _run(_only(subject), profile, tuple(tier or ()), seed, cell, steps, workers, budget)
     except ConfigurationError as error:
-        console.print(f"[red]error:[/red] {error}")
-        raise typer.Exit(2) from error
+        raise _cannot_run(error) from error
     from schedloom.conformance import report as reports
     from schedloom.conformance.report import document
 
@@ -57,6 +67,47 @@ def run(
         json_path.write_text(json.dumps(document.summary(result), indent=2) + "\n")
     _show(result, report or [])
     raise typer.Exit(EXIT_CODES[result.verdict])
+
+
+def _cannot_run(error: ConfigurationError) -> typer.Exit:
+    for sentence in error.sentences:
+        typer.echo(f"schedloom: {sentence}", err=True)
+    return typer.Exit(2)
+
+
+def _only(subjects: list[str] | None) -> str | None:
+    if subjects and len(subjects) > 1:
+        raise ConfigurationError(
+            f"--subject takes one policy in a run, not {' and '.join(subjects)}; run it once for each"
+        )
+    return subjects[0] if subjects else None
+
+
+def _check_files(reports: Sequence[Path], json_path: Path | None) -> None:
+    """What cannot be written is told before minutes are spent."""
+    for path in reports:
+        if path.suffix not in (".yaml", ".html", ".xml"):
+            raise ConfigurationError(f"--report {path}: end the name with .yaml, .html or .xml (JUnit)")
+    for path in (*reports, *filter(None, [json_path])):
+        if not path.absolute().parent.is_dir():
+            raise ConfigurationError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+
+
+@contextmanager
+def _heartbeat(reached: dict[str, str]) -> Iterator[None]:
+    """A line on standard error now and then, where nobody sees the bars."""
+    ended = Event()
+
+    def beat() -> None:
+        while not ended.wait(HEARTBEAT_SECONDS):
+            typer.echo(f"schedloom: running; {', '.join(reached.values()) or 'composing policies'}", err=True)
+
+    if not console.is_terminal:
+        Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _run(subject: str | None, profile: str, tiers: tuple[str, ...], *rest: Any) -> Any:
@@ -69,13 +120,15 @@ def _run(subject: str | None, profile: str, tiers: tuple[str, ...], *rest: Any) 
     if unknown := set(tiers) - set(known):
         raise ConfigurationError(f"there is no tier {sorted(unknown)[0]!r}; choose from {', '.join(known)}")
     columns = (TextColumn("{task.description:>20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    reached: dict[str, str] = {}
+    with _heartbeat(reached), Progress(*columns, console=console, transient=True) as bars:
         tasks: dict[str, Any] = {}
 
         def progress(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done)
+            reached[what] = f"{what}: {done} of {total}"
 
         wanted = tiers or suite.default_tiers(profile)
         order = suite.Order(subject, profile, wanted, first_seed, workers, budget, steps, cell, progress)
@@ -92,6 +145,8 @@ def _show(result: Any, reports: list[Path]) -> None:
                 console.print(f"    {violation.invariant}: {violation.message}")
             if found.missing:
                 console.print(f"    never happened: {', '.join(found.missing)}")
+                if "rejected" in found.missing:
+                    console.print(f"    {NEVER_REJECTED}", soft_wrap=True)
             console.print(f"    again: {reproduce(found, result.first_seed)}")
     for tier, reason in result.unavailable.items():
         console.print(f"[yellow]not run[/] {tier}: {reason}")
@@ -100,13 +155,23 @@ def _show(result: Any, reports: list[Path]) -> None:
     for mutant in result.mutants:
         if not mutant.killed:
             console.print(f"[red]not found[/] {mutant.name} breaks {mutant.dies_on}")
-    facts = summary(result)
+    told = "; ".join([*_figures(summary(result), result), *map(str, reports)])
+    console.print(f"[bold {STYLES[result.verdict]}]{result.verdict.value}[/]: {told}", soft_wrap=True)
+
+
+def _figures(facts: dict[str, Any], result: Any) -> Iterator[str]:
+    """What a run came to, without what it did not try."""
+    if result.out_of_budget:
+        yield "the budget was spent before all was tried"
     cells = ", ".join(f"{count} {word}" for word, count in facts["cells"].items() if count)
-    console.print(
-        f"[bold {STYLES[result.verdict]}]{result.verdict.value}[/]: cells: {cells or 'none'}; {result.steps:,} steps; "
-        f"known-bad subjects found: {facts['mutants']['killed']} of {facts['mutants']['total']}; "
-        f"{result.seconds:.0f} s" + "".join(f"; {path}" for path in reports)
-    )
+    if result.composed:
+        yield f"{result.composed:,} compositions examined"
+    yield f"cells: {cells or 'none'}"
+    if result.steps:
+        yield f"{result.steps:,} steps"
+    if result.mutants:
+        yield f"known-bad subjects found: {facts['mutants']['killed']} of {facts['mutants']['total']}"
+    yield f"{result.seconds:.0f} s"
 
 
 def _replay(path: Path) -> int:
@@ -183,6 +248,5 @@ def _explained_cell(name: str) -> list[str]:
             return [f"[bold]{name}[/] {found[1].label()}", f"A cell of {found[0]}."]
         (cell,) = suite.cells_of(suite.Order(cell=name))
     except ConfigurationError as error:
-        console.print(f"[red]error:[/red] {error}")
-        raise typer.Exit(2) from error
+        raise _cannot_run(error) from error
     return [f"[bold]{name}[/] {cell.label()}", f"Tries {', '.join(applicable(cell))}."]

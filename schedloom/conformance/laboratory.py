@@ -196,6 +196,7 @@ def load_laboratory(name: str = "vllm") -> Laboratory:
         laboratory: Laboratory = found[name].load()()
     except ImportError as error:
         raise ConfigurationError(
-            f"laboratory {name!r} has no engine here: {error}; it needs vLLM (docs/cpu-engines.md)"
+            f"laboratory {name!r} has no engine here: {error}; it needs vLLM (docs/cpu-engines.md); "
+            "--tier T0 --tier T1 run without"
         ) from error
     return laboratory

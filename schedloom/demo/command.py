@@ -40,16 +40,16 @@ def demo(
     """
     console = Console(highlight=False)
     if find_spec("vllm") is None:
-        _fail(console, "the demo needs an engine: run `make demo` in a checkout of schedloom")
+        _fail("the demo needs an engine: run `make demo` in a checkout of schedloom")
     if json_path and not json_path.absolute().parent.is_dir():
-        _fail(console, f"--json: there is no folder {json_path.absolute().parent}")
+        _fail(f"--json: there is no folder {json_path.absolute().parent}", status=2)
     # Ended like Ctrl-C, so that the engines are stopped in order; whatever else ends this process ends them too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = logs or Path(tempfile.mkdtemp(prefix="schedloom-demo-"))
     try:
         facts = _run(runner.value, folder, console)
     except (EngineFailed, ServiceFailed) as error:
-        _fail(console, str(error))
+        _fail(str(error))
     print_report(console, facts)
     console.print(f"logs: {folder}")
     if json_path:
@@ -69,6 +69,6 @@ def _run(runner: Runner, logs: Path, console: Console) -> Facts:
         return play(system, runner, say, lambda turn: print_turn(console, turn))
 
 
-def _fail(console: Console, message: str) -> NoReturn:
-    console.print(message, style="red", markup=False)
-    raise typer.Exit(1)
+def _fail(message: str, status: int = 1) -> NoReturn:
+    typer.echo(f"schedloom: {message}", err=True)
+    raise typer.Exit(status)

@@ -25,7 +25,7 @@ class RedisSessions:
             from redis.asyncio import Redis
         except ImportError as error:
             raise ConfigurationError(
-                "session_store needs the client of Redis; install it with pip install '/path/to/schedloom[sessions]' (a checkout)"
+                "session_store needs a Redis client; run pip install '/path/to/schedloom[sessions]' (a checkout)"
             ) from error
         self._client: Any = Redis.from_url(url)
         self._idle_milliseconds = max(1, round(idle_seconds * 1000))

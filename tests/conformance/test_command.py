@@ -47,20 +47,33 @@ def test_nobody_explains_what_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--subject", "nobody"), ("--tier", "T9"), ("--profile", "huge"), ("--cell", "00000000")]
+    "arguments",
+    [
+        ("--subject", "nobody"),
+        ("--subject", "balance", "--subject", "recompute"),
+        ("--tier", "T9"),
+        ("--profile", "huge"),
+        ("--cell", "00000000"),
+        ("--report", "a.txt"),
+        ("--report", "/nowhere/x.yaml"),
+        ("--json", "/nowhere/x.json"),
+    ],
 )
 def test_what_cannot_be_run_is_said_in_a_sentence(arguments: tuple[str, ...]) -> None:
     code, output = invoke("run", *arguments)
     assert code == 2
-    assert "error" in output
+    told = [line for line in output.splitlines() if line and not line.startswith("schedloom: running; ")]
+    assert len(told) == 1 and told[0].startswith("schedloom: ")
 
 
 def test_composition_alone_needs_no_engine(tmp_path: Path) -> None:
-    code, _ = invoke("run", "--tier", "T0", "--json", str(tmp_path / "numbers.json"))
+    code, output = invoke("run", "--tier", "T0", "--json", str(tmp_path / "numbers.json"))
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert code == 0
     assert numbers["verdict"] == "passed"
-    assert numbers["cells"]["refused"] > 0
+    assert numbers["composed"] > numbers["cells"]["refused"] > 0
+    assert f"{numbers['composed']:,} compositions examined" in output
+    assert "known-bad" not in output and "steps" not in output
 
 
 def test_one_cell_gives_all_reports(laboratory: Laboratory, tmp_path: Path) -> None:
@@ -78,7 +91,8 @@ def test_one_cell_gives_all_reports(laboratory: Laboratory, tmp_path: Path) -> N
 
 
 def test_a_spent_budget_is_not_a_pass(laboratory: Laboratory) -> None:
-    assert invoke("run", "--tier", "mutants", "--budget", "0")[0] == 3
+    code, output = invoke("run", "--tier", "mutants", "--budget", "0")
+    assert code == 3 and "the budget was spent before all was tried" in output
 
 
 def test_a_script_is_done_again(laboratory: Laboratory, tmp_path: Path) -> None:

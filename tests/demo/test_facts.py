@@ -51,8 +51,8 @@ def test_the_exit_status_says_it(
 def test_a_file_that_cannot_be_written_is_told_before_the_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: object())
     ran = CliRunner().invoke(app, ["demo", "--json", str(tmp_path / "missing" / "facts.json")])
-    assert ran.exit_code == 1
-    assert "there is no folder" in ran.output
+    assert ran.exit_code == 2
+    assert ran.stderr.startswith("schedloom: --json: there is no folder")
 
 
 class FakeClient:

@@ -22,6 +22,7 @@ def summary(result: RunResult) -> dict[str, Any]:
     """The numbers by which a run is judged."""
     return {
         "verdict": result.verdict.value,
+        "composed": result.composed,
         "cells": {verdict.value: result.counts[verdict] for verdict in Verdict},
         "coverage": {
             tier: {"strength": found.strength, "covered": found.covered, "legal": found.legal}
@@ -45,7 +46,6 @@ def as_plain(result: RunResult) -> dict[str, Any]:
         "outOfBudget": result.out_of_budget,
         "unavailable": result.unavailable,
         **summary(result),
-        "composed": result.composed,
         "refusals": dict(result.refusals.most_common()),
         "compositionViolations": [violation.message for violation in result.composition],
         "invariants": {name: by_verdict(result, name) for name in INVARIANTS},

@@ -32,7 +32,7 @@ class Events:
             import zmq.asyncio
         except ImportError as error:
             raise ConfigurationError(
-                "the KV events of engines need ZeroMQ; install it with pip install '/path/to/schedloom[kv-events]' (a checkout)"
+                "the KV events of engines need ZeroMQ; run pip install '/path/to/schedloom[kv-events]' (a checkout)"
             ) from error
         self._fleet = fleet
         self._decode: Callable[[bytes], Any] = msgspec.msgpack.decode
