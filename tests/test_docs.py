@@ -60,7 +60,7 @@ def test_nobody_is_told_to_install_by_name_what_is_in_no_index() -> None:
 
 
 def test_every_extra_is_explained() -> None:
-    named = set(re.findall(r"^\| `([\w-]+)` \| .*$", CONFIGURATION.split("## An engine")[0], re.MULTILINE))
+    named = set(re.findall(r"^- `([\w-]+)`: ", CONFIGURATION.split("## An engine")[0], re.MULTILINE))
     assert named == set(metadata("schedloom").get_all("Provides-Extra") or ()) - {"dev"}
 
 
