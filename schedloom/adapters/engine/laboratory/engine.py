@@ -214,6 +214,10 @@ class Engine(Books):
         """For so many steps nobody hears from the workers which saves are done."""
         self._silence = steps
 
+    @property
+    def silent(self) -> bool:
+        return self._silence > 0
+
     def step(self, throttled: bool = False) -> Report:
         """Dispatch a step if there is anything to do, and finish the oldest one in flight when the queue is full."""
         report = self._dispatch(throttled) if self.scheduler.has_requests() else Report()
