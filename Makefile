@@ -14,7 +14,8 @@ demo: setup  ## Run the demo on real engines; RUNNER=v1|v2 picks the model runne
 	@$(BIN)/schedloom demo --runner $(RUNNER) $(if $(JSON),--json $(JSON))
 
 test: lint  ## Lint and test, on real engines too
-	@$(BIN)/pytest --numprocesses 2 --dist loadgroup -p no:benchmark
+	@$(BIN)/pytest --numprocesses 2 -p no:benchmark -m "not engines and not deep"
+	@$(BIN)/pytest -m "engines and not deep"
 
 engines: setup  ## Every test on real engines, the long ones included
 	@$(BIN)/pytest -m engines
