@@ -12,12 +12,7 @@ VARIANTS: tuple[Variant, ...] = ("plain", "ngram", "eagle", "sliding", "hybrid")
 WINDOW = 21
 """Tokens that a layer with a sliding window attends to, its own included."""
 
-AXES = (
-    "policies",
-    "variant",
-    "asynchronous",
-    "runner",
-    "role",
+_FLAGS = (
     "pushes",
     "offload",
     "multi_connector",
@@ -27,6 +22,7 @@ AXES = (
     "zeroing",
     "recompute_failed_loads",
 )
+AXES = ("policies", "variant", "asynchronous", "runner", "role", *_FLAGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +141,6 @@ _VARIANTS: dict[Variant, list[str]] = {
     "sliding": ["sliding window"],
     "hybrid": ["hybrid KV"],
 }
-_FLAGS = (
-    "pushes",
-    "offload",
-    "multi_connector",
-    "prefix_caching",
-    "priority",
-    "roomy",
-    "zeroing",
-    "recompute_failed_loads",
-)
 
 
 def illegal(cell: Cell) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+_PREFIX = "schedloom_router_"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -24,63 +25,43 @@ class Metrics:
         """``shared`` is the folder that ``PROMETHEUS_MULTIPROC_DIR`` named when this process began."""
         self.registry = CollectorRegistry()
         self._shared = shared
-        self.requests = Counter(
-            "schedloom_router_requests",
-            "Requests that ended, by the route of the last attempt and by outcome.",
-            ["route", "outcome"],
-            registry=self.registry,
-        )
         self._in_flight = 0
-        self._gauge = Gauge(
-            "schedloom_router_in_flight", "Requests under way.", registry=self.registry, multiprocess_mode="livesum"
+        self._gauge = self._load()
+        self.requests = self._counter(
+            "requests", "Requests that ended, by the route of the last attempt and by outcome.", "route", "outcome"
         )
-        if shared is None:
-            self._gauge.set_function(lambda: self._in_flight)
-        self.local_attempts = Counter(
-            "schedloom_router_local_attempts", "Local attempts that ended.", registry=self.registry
+        self.local_attempts = self._counter("local_attempts", "Local attempts that ended.")
+        self.local_results = self._counter("local_attempt_results", "Local attempts by result.", "result")
+        self.handed_back = self._counter("handed_back", "Requests that an engine handed back.")
+        self.continuations = self._counter(
+            "continuations", "Requests that an engine handed back, by what became of them.", "result"
         )
-        self.local_results = Counter(
-            "schedloom_router_local_attempt_results",
-            "Local attempts by result.",
-            ["result"],
-            registry=self.registry,
+        self.retries = self._counter("retries", "Second passes through Prefiller and Decoder.")
+        self.session_store_errors = self._counter(
+            "session_store_errors", "Questions to the store of sessions that it failed to answer."
         )
-        self.handed_back = Counter(
-            "schedloom_router_handed_back", "Requests that an engine handed back.", registry=self.registry
-        )
-        self.continuations = Counter(
-            "schedloom_router_continuations",
-            "Requests that an engine handed back, by what became of them.",
-            ["result"],
-            registry=self.registry,
-        )
-        self.retries = Counter(
-            "schedloom_router_retries", "Second passes through Prefiller and Decoder.", registry=self.registry
-        )
-        self.session_store_errors = Counter(
-            "schedloom_router_session_store_errors",
-            "Questions to the store of sessions that it failed to answer.",
-            registry=self.registry,
-        )
-        self.tokenizing = Histogram(
-            "schedloom_router_tokenize_seconds",
-            "What it cost to have a prompt tokenized for routing.",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.policy_errors = Counter(
-            "schedloom_router_policy_errors", "Exceptions in policies.", ["policy"], registry=self.registry
-        )
-        self.first_byte = Histogram(
-            "schedloom_router_time_to_first_byte_seconds",
+        self.policy_errors = self._counter("policy_errors", "Exceptions in policies.", "policy")
+        self.tokenizing = self._seconds("tokenize_seconds", "What it cost to have a prompt tokenized for routing.")
+        self.first_byte = self._seconds(
+            "time_to_first_byte_seconds",
             "From a request's arrival to the first byte of its answer, by route.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=self.registry,
+            "route",
         )
-
         self._first_byte_by: dict[str, Histogram] = {}
         self._requests_by: dict[tuple[str, str], Counter] = {}
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"{_PREFIX}{name}", meaning, labels, registry=self.registry)
+
+    def _seconds(self, name: str, meaning: str, *labels: str) -> Histogram:
+        return Histogram(f"{_PREFIX}{name}", meaning, labels, buckets=_SECONDS, registry=self.registry)
+
+    def _load(self) -> Gauge:
+        """Read when it is asked for; of several processes, each tells its own as it changes."""
+        gauge = Gauge(f"{_PREFIX}in_flight", "Requests under way.", registry=self.registry, multiprocess_mode="livesum")
+        if self._shared is None:
+            gauge.set_function(lambda: self._in_flight)
+        return gauge
 
     def began(self, at: float, route: str) -> None:
         """The answer to a request that came ``at`` an instant of the performance counter begins."""

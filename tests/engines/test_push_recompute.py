@@ -3,13 +3,12 @@
 Completions only: the router has no chat handed back there, because its continuation would wait under another id.
 """
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 from tests.engines.fleets import metric
-from tests.engines.test_recompute import AT_ONCE, COMPLETIONS, Asked, System, ask_all, proven_chains, request, running
+from tests.engines.test_recompute import AT_ONCE, COMPLETIONS, Asked, System, go_on_exactly, request, running
 
 pytestmark = [pytest.mark.engines, pytest.mark.deep, pytest.mark.timeout(1800)]
 
@@ -29,17 +28,7 @@ def completions(wave: int) -> list[Asked]:
 
 
 def test_what_is_handed_back_goes_on_exactly(system: System) -> None:
-    served = 0
-    for wave in range(WAVES):
-        asked = completions(wave)
-        told = asyncio.run(ask_all(system.router, asked))
-        assert [one.answer for one in told] == system.undisturbed(asked)
-        served += len(told)
-        if system.counted("handed_back_total") >= HAND_BACKS:
-            break
-    handed_back = proven_chains(system)
-    assert handed_back >= HAND_BACKS
-    print(f"{handed_back} hand-backs in {served} completions, all answers exact")
+    served = go_on_exactly(system, map(completions, range(WAVES)), HAND_BACKS)
     assert (
         metric(system.decoder, "vllm:kv_cache_usage_perc") == metric(system.prefiller, "vllm:kv_cache_usage_perc") == 0
     )

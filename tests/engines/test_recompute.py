@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,17 +190,22 @@ def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_what_is_handed_back_goes_on_exactly(system: System) -> None:
+    go_on_exactly(system, map(requests, range(WAVES)), HAND_BACKS)
+
+
+def go_on_exactly(system: System, waves: Iterable[list[Asked]], wanted: int) -> int:
+    """Asks wave by wave until so many hand-backs are reached and proven; returns how many requests that took."""
     served = 0
-    for wave in range(WAVES):
-        asked = requests(wave)
+    for asked in waves:
         told = asyncio.run(ask_all(system.router, asked))
         assert [one.answer for one in told] == system.undisturbed(asked)
         served += len(told)
-        if system.counted("handed_back_total") >= HAND_BACKS:
+        if system.counted("handed_back_total") >= wanted:
             break
     handed_back = proven_chains(system)
-    assert handed_back >= HAND_BACKS
+    assert handed_back >= wanted
     print(f"{handed_back} hand-backs in {served} requests, all answers exact")
+    return served
 
 
 def proven_chains(system: System) -> int:

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypedDict
 
+from schedloom.adapters.engine.reality.engines import keep_asynchronous_scheduling
+
 BLOCK = 32
 LENGTHS = [(230, 40), (200, 70), *((40 + 7 * i, 110 - 3 * i) for i in range(8))]
 """Tokens of each prompt and its answer: the end of a long one makes room for several short ones at once."""
@@ -145,21 +147,6 @@ def watch(scheduler: Any) -> list[list[int]]:
 
     books.allocated = watched
     return seen
-
-
-def keep_asynchronous_scheduling() -> None:
-    """vLLM's CPU platform turns it off. Its runners can do it all the same: tests may keep it on."""
-    from vllm.platforms import current_platform
-
-    platform = type(current_platform)
-    check = platform.check_and_update_config.__func__
-
-    def keeping(cls: Any, vllm_config: Any) -> None:
-        wanted = vllm_config.scheduler_config.async_scheduling
-        check(cls, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = wanted
-
-    platform.check_and_update_config = classmethod(keeping)
 
 
 @contextlib.contextmanager
