@@ -1,5 +1,6 @@
 """The separate distribution that lets vLLM serve from a CPU."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import requires
@@ -41,6 +42,26 @@ def test_every_nixl_agent_pauses_between_polls(monkeypatch: pytest.MonkeyPatch) 
     assert bindings.nixlAgent is wrapped
     bindings.nixlAgent("agent", SimpleNamespace(pthrDelay=0))
     assert made == [("agent", plugin.POLL_INTERVAL_MICROSECONDS)]
+
+
+ALONE_AND_IN_A_BATCH = """
+import torch
+from schedloom_cpu_engine import plugin
+from vllm import _custom_ops as operations
+
+plugin.register()
+torch.manual_seed(0)
+weights, rows = torch.randn(512, 1536), torch.randn(64, 1536)
+product = operations.create_onednn_mm(weights.t(), 32)
+whole = operations.onednn_mm(product, rows, None)
+assert all(torch.equal(operations.onednn_mm(product, rows[:n], None), whole[:n]) for n in range(1, 64))
+"""
+
+
+def test_a_row_comes_out_the_same_alone_and_in_a_batch() -> None:
+    """X6: without this no preempted run could be compared with an undisturbed one, token by token."""
+    environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    subprocess.run([sys.executable, "-c", ALONE_AND_IN_A_BATCH], env=environment, check=True, timeout=120)
 
 
 def test_a_package_that_cannot_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

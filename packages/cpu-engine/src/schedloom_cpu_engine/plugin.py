@@ -1,4 +1,4 @@
-"""Loaded by vLLM in each of its processes: lets NIXL's progress thread sleep between polls."""
+"""Loaded by vLLM in each of its processes: numbers that do not depend on the batch, and a NIXL that sleeps."""
 
 import os
 from typing import Any
@@ -7,12 +7,19 @@ POLL_INTERVAL_MICROSECONDS = 200
 
 
 def register() -> None:
+    """Prepares this process, before anything is computed in it."""
+    os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
+    # oneDNN's AVX-512 kernels round a row that comes alone otherwise than the same row in a batch.
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+    _let_nixl_sleep()
+
+
+def _let_nixl_sleep() -> None:
     """Makes every NIXL agent of this process poll at an interval; does nothing where NIXL is not installed.
 
     NIXL's Python interface fixes the interval at zero, so that an idle engine's thread occupies one core.
     That is right beside an accelerator and wrong where the same cores compute the model.
     """
-    os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
     try:
         from nixl import _api as api
     except ImportError:
