@@ -1,5 +1,6 @@
 // A mock engine, Prefiller and Decoder at once: engine PORT INTERVAL_US SERVICE_US.
 //
+// As with vLLM, an answer tells where KV is kept only where its request asked that it be kept.
 // A stream sends an event each INTERVAL_US, or all at once where that is 0; each carries the time at which it was sent
 // as "t". Requests are served one after the other, SERVICE_US each, or at once where that is 0.
 #include "common.h"
@@ -11,7 +12,7 @@ struct connection {
     struct bytes in, out;
     struct connection *next, *previous;  // in the ring of its phase
     struct connection *behind;           // in the queue
-    bool queued, stream, gone;
+    bool queued, stream, keeps, gone;
 };
 
 static int poll_fd, pace_fd = -1, service_fd = -1;
@@ -23,6 +24,7 @@ static const char KV[] =
     "\"kv_transfer_params\":{\"do_remote_prefill\":true,\"do_remote_decode\":false,"
     "\"remote_block_ids\":[1,2,3,4,5,6,7,8],\"remote_engine_id\":\"prefiller\","
     "\"remote_request_id\":\"cmpl-1\",\"remote_host\":\"127.0.0.1\",\"remote_port\":5557,\"tp_size\":1}";
+static const char NO_KV[] = "\"kv_transfer_params\":null";
 static const char END[] = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
 static const char ABOUT[] = "{\"status\":\"ok\",\"object\":\"list\",\"data\":[{\"id\":\"m\",\"object\":\"model\"}]}";
 static const char EVENT[] =
@@ -50,7 +52,7 @@ static void send_rest(struct connection *c) {
 static void chunk(struct bytes *to, bool is_last) {
     char text[1024];
     int n = snprintf(text, sizeof text, EVENT, is_last ? "" : " tok", is_last ? "\"stop\"" : "null",
-                     is_last ? KV : "", is_last ? "," : "", (long long)now());
+                     is_last ? NO_KV : "", is_last ? "," : "", (long long)now());
     to->length += sprintf(room(to, n + 16), "%x\r\n%s\r\n", n, text);
     if (is_last) append(to, END, sizeof END - 1);
 }
@@ -65,7 +67,7 @@ static void whole(struct connection *c, const char *body) {
 
 static void whole_answer(struct connection *c) {
     char text[1536];
-    snprintf(text, sizeof text, ANSWER, KV, (long long)now());
+    snprintf(text, sizeof text, ANSWER, c->keeps ? KV : NO_KV, (long long)now());
     whole(c, text);
 }
 
@@ -134,6 +136,7 @@ static int number(const char *body, const char *key, int otherwise) {
 static void generate(struct connection *c, const char *body) {
     const char *key = strstr(body, "\"stream\":");
     c->stream = key && key[9 + (key[9] == ' ')] == 't';
+    c->keeps = strstr(body, "\"do_remote_decode\":true") != NULL;
     c->tokens_left = number(body, "\"max_tokens\":", number(body, "\"max_completion_tokens\":", 16));
     if (c->tokens_left < 1) c->tokens_left = 1;
     if (service_us) queue(c);

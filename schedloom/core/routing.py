@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from random import Random
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from schedloom.core.wire import EngineContract
 
@@ -55,8 +55,19 @@ class SessionOwner:
     rank: int
 
 
-@dataclass(frozen=True)
-class RouteRequest:
+class _Asked(NamedTuple):
+    request_id: str
+    model: str
+    session: str | None
+    body_bytes: int
+    splittable: bool
+    hints: Mapping[str, str] = _NO_HINTS
+    cache_salt: str | None = None
+    token_ids: Sequence[int] | None = None
+    read_prompt: Callable[[], bytes] = bytes
+
+
+class RouteRequest(_Asked):
     """A request to be routed. What costs anything is worked out when a policy first asks for it.
 
     ``splittable`` is false for what a single transfer cannot serve (several choices, several prompts, prompt echo or
@@ -64,16 +75,6 @@ class RouteRequest:
     their names. ``cache_salt`` keeps the engines' prefix caches of several tenants apart. ``token_ids`` are the
     prompt's, where a policy with ``reads_tokens`` is on and they could be had.
     """
-
-    request_id: str
-    model: str
-    session: str | None
-    body_bytes: int
-    splittable: bool
-    hints: Mapping[str, str] = field(default_factory=lambda: _NO_HINTS)
-    cache_salt: str | None = None
-    token_ids: Sequence[int] | None = None
-    read_prompt: Callable[[], bytes] = field(default=bytes, repr=False, compare=False)
 
     @cached_property
     def prompt(self) -> bytes:

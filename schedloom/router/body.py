@@ -79,17 +79,18 @@ class GenerationBody:
     can serve it.
 
     ``salt`` keeps its KV apart from other tenants'. ``raw`` are the client's own bytes wherever nothing had
-    to be removed. ``conversation`` is the session that the body names, by a string with content. Raises
+    to be removed or replaced. ``conversation`` is the session that the body names, by a string with content. Raises
     Failure (400) for a body that cannot be understood.
     """
 
-    __slots__ = ("conversation", "fields", "raw", "splittable")
+    __slots__ = ("_added", "conversation", "fields", "raw", "splittable")
 
     def __init__(self, raw: bytes, salt: str | None = None) -> None:
         fields = parse_object(raw)
         self.conversation = _named_in(fields)
         self.fields, self.raw = without_guarded_keys(fields, raw)
         self.splittable = _is_splittable(self.fields)
+        self._added: dict[str, object] = {}
         if salt is not None:
             self._season(salt)
 
@@ -155,14 +156,17 @@ class GenerationBody:
     def _season(self, salt: str) -> None:
         """The tenant's salt in place of any the client chose."""
         if SALT_KEY in self.fields:
-            self.fields = {**self.fields, SALT_KEY: salt}
+            self.fields[SALT_KEY] = salt
             self.raw = written(self.fields)
         else:
-            self.raw = self._with({SALT_KEY: salt})
-            self.fields = {**self.fields, SALT_KEY: salt}
+            self.fields[SALT_KEY] = salt
+            self._added = {SALT_KEY: salt}
 
     def _with(self, keys: dict[str, object], marks: Marks = NO_MARKS) -> bytes:
-        """``raw`` with ``keys``, which must not be there yet, and ``marks`` beside the client's own extra arguments."""
+        """``raw`` with the salt, with ``keys``, which must not be there yet, and with ``marks`` beside the client's own
+        extra arguments.
+        """
+        keys = self._added | keys
         if marks:
             own = self.fields.get(EXTRA_ARGUMENTS)
             if own is not None:
@@ -171,7 +175,8 @@ class GenerationBody:
         if not keys:
             return self.raw
         begin = memoryview(self.raw)[: self.raw.rindex(b"}")]
-        return b"".join((begin, b"," if self.fields else b"", orjson.dumps(keys)[1:]))
+        is_empty = len(self.fields) == len(self._added)
+        return b"".join((begin, b"" if is_empty else b",", orjson.dumps(keys)[1:]))
 
 
 def _named_in(fields: dict[str, Any]) -> str | None:

@@ -68,7 +68,7 @@ class Call:
 
 
 def new_request_id() -> str:
-    return f"{random.getrandbits(128):032x}"
+    return random.getrandbits(128).to_bytes(16, "big").hex()
 
 
 def read_call(path: str, headers: ClientHeaders, raw: bytes, tenant: Tenant = EVERYBODY) -> Call:

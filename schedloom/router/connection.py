@@ -142,8 +142,9 @@ class Exchange(UpstreamResponse):
         return self._waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     # Called by the connection.
 
@@ -242,6 +243,7 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = 0.0
+        self._paused = False
 
     @property
     def is_open(self) -> bool:
@@ -258,12 +260,14 @@ class Connection(asyncio.Protocol):
         return exchange
 
     def pause(self) -> None:
-        if self.is_open:
+        if self.is_open and not self._paused:
             self._transport.pause_reading()  # type: ignore[union-attr]
+            self._paused = True
 
     def resume(self) -> None:
-        if self.is_open:
+        if self._paused and self.is_open:
             self._transport.resume_reading()  # type: ignore[union-attr]
+            self._paused = False
 
     def say_goodbye(self) -> None:
         """Nothing more will be asked; what was answered already is still heard, but not over TLS."""

@@ -29,10 +29,13 @@ class Gate:
         return len(self._line)
 
     def may_come(self) -> bool:
-        """Whether there is room for another, counting those who may come and will have entered when the loop has come
-        round.
+        """Whether there is room for another. While there is a line, those who may come count until the loop has come
+        round and they have entered.
         """
-        if self.inside + len(self._line) + self._coming >= self._limit + self._longest_line:
+        crowd = self.inside + len(self._line)
+        if crowd < self._limit:
+            return True
+        if crowd + self._coming >= self._limit + self._longest_line:
             return False
         self._coming += 1
         asyncio.get_running_loop().call_soon(self._came)

@@ -43,12 +43,12 @@ class ClientHeaders:
 
     @property
     def hints(self) -> Mapping[str, str]:
-        if HINT_PREFIX not in b"\0".join(self._given):
+        hints = {name: value for name, value in self._given.items() if name.startswith(HINT_PREFIX)}
+        if not hints:
             return _NO_HINTS
         return {
             name[len(HINT_PREFIX) :].decode("latin-1"): value.decode("latin-1").strip()[:_MAX_HINT_CHARACTERS]
-            for name, value in self._given.items()
-            if name.startswith(HINT_PREFIX)
+            for name, value in hints.items()
         }
 
 
@@ -63,7 +63,7 @@ def session_of(headers: ClientHeaders, conversation: str | None) -> str | None:
 
 def session_value(session: str) -> bytes:
     """A session key as a header's value: visible ASCII as it is, the rest (and the percent sign) escaped."""
-    if _PLAIN(session):
+    if (session.isascii() and session.isalnum()) or _PLAIN(session):
         return session.encode("ascii")
     return quote(session, safe=_VISIBLE).encode("ascii")
 

@@ -149,7 +149,7 @@ class ClientConnection(asyncio.Protocol):
             return self._refuse_head()
         if self.transport.is_closing():
             return None
-        if self._is_refusable(target, headers) and not limits.may_come():
+        if not limits.may_come() and self._is_refusable(target, headers):
             self._is_refusing = True
             return None
         parser = self._parser

@@ -13,7 +13,14 @@ from schedloom.router.failures import Failure
 from schedloom.router.headers import answered
 from schedloom.router.opening import Beginning, StreamOpening, rejection_in
 from schedloom.router.reply import Reply
-from schedloom.router.sse import EventFramer, is_special, parsed, tells_an_error, without_transfer_parameters
+from schedloom.router.sse import (
+    EventFramer,
+    is_special,
+    parsed,
+    tells_an_error,
+    tells_nothing_of_transfers,
+    without_transfer_parameters,
+)
 from schedloom.router.story import Story, handed_back, handed_back_in
 from schedloom.router.told import Differs
 from schedloom.router.upstream import UpstreamError, UpstreamResponse, header
@@ -72,7 +79,7 @@ def _rejected(story: Story | None, reason: str) -> Outcome:
 
 
 def _without_transfer_parameters(body: bytes) -> bytes:
-    if b'"kv_transfer_params"' not in body:
+    if tells_nothing_of_transfers(body):
         return body
     fields = parsed(body)
     if fields.get("kv_transfer_params") is None:

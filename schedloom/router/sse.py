@@ -10,6 +10,7 @@ import orjson
 
 DONE = b"[DONE]"
 _TRANSFER_KEY = b'"kv_transfer_params"'
+_NO_TRANSFER = _TRANSFER_KEY + b":null"
 _BETWEEN_EVENTS = re.compile(rb"(?<=\n)\r?\n")
 
 
@@ -81,9 +82,15 @@ def tells_an_error(events: bytes) -> bool:
     return b'data: {"error"' in events or b'data:{"error"' in events or b"event: error\n" in events
 
 
+def tells_nothing_of_transfers(answer: bytes) -> bool:
+    """Whether a glance shows that ``answer`` carries no transfer parameters, as most show that name them ``null``."""
+    named = answer.count(_TRANSFER_KEY)
+    return named == 0 or named == answer.count(_NO_TRANSFER)
+
+
 def without_transfer_parameters(events: bytes) -> bytes:
     """``events`` without the engines' KV addresses, which are no business of a client."""
-    if _TRANSFER_KEY not in events:
+    if tells_nothing_of_transfers(events):
         return events
     return b"".join(map(_without_transfer_parameters, split_events(events)))
 

@@ -1,7 +1,5 @@
 """X5: routing by the KV that engines say they hold: no futile local attempts."""
 
-from dataclasses import replace
-
 import pytest
 
 from schedloom.core.composition import PolicyChoice, compose
@@ -12,8 +10,8 @@ from schedloom.policies.kv_residency.policy import KvResidencySettings
 from tests.policies.routing import FakeCandidate, FakeResidency, FakeView, request
 
 A, B = FakeCandidate("a"), FakeCandidate("b")
-TURN = replace(request(), session="s")
-PROMPT = replace(request(), token_ids=list(range(3000)))
+TURN = request()._replace(session="s")
+PROMPT = request()._replace(token_ids=list(range(3000)))
 
 
 def kept(held: Held | None, of: RouteRequest) -> bool:

@@ -41,7 +41,7 @@ def test_tenants_and_models_share_no_prefix(salt: str | None) -> None:
     policy = PrefixAware()
     policy.attempt_finished(request(SYSTEM, salt=salt), answered(A))
     assert policy.score_workers(request(SYSTEM, salt="two"), [A, B]) == [0.0, 0.0]
-    assert policy.score_workers(replace(request(SYSTEM, salt=salt), model="other"), [A, B]) == [0.0, 0.0]
+    assert policy.score_workers(request(SYSTEM, salt=salt)._replace(model="other"), [A, B]) == [0.0, 0.0]
 
 
 def test_a_restarted_engine_and_another_rank_have_seen_nothing() -> None:

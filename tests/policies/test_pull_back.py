@@ -32,7 +32,7 @@ def test_the_owner_is_the_decoder_and_the_cost_is_as_set() -> None:
         (REQUEST, OWNER, False),
         (REQUEST, replace(OWNER, worker="gone"), True),
         (REQUEST, replace(OWNER, epoch="before its restart"), True),
-        (replace(REQUEST, splittable=False), OWNER, True),
+        (REQUEST._replace(splittable=False), OWNER, True),
     ],
 )
 def test_there_is_nothing_to_pull(request_: RouteRequest, owner: SessionOwner | None, both_ways: bool) -> None:

@@ -59,7 +59,7 @@ def test_no_attempt_without_a_living_owner(request_: RouteRequest, owner: Sessio
 
 
 def test_what_cannot_be_split_goes_to_the_owner_as_a_whole() -> None:
-    assert plan(replace(REQUEST, splittable=False), OWNER) == [Attempt(Route.DECODE, worker="d1", rank=3)]
+    assert plan(REQUEST._replace(splittable=False), OWNER) == [Attempt(Route.DECODE, worker="d1", rank=3)]
 
 
 @pytest.mark.parametrize(("load", "kept"), [(5.0, True), (5.5, False)])
@@ -67,5 +67,5 @@ def test_an_owner_keeps_its_session_up_to_a_stated_imbalance(load: float, kept: 
     fleet = Fleet()
     fleet.decoders[0].load, fleet.decoders[1].load = 3.0, load
     policy = SessionOwnerRouting(SessionOwnerSettings(max_lead=2))
-    for request in (REQUEST, replace(REQUEST, splittable=False)):
+    for request in (REQUEST, REQUEST._replace(splittable=False)):
         assert (policy.plan_route(request, OWNER, fleet) is not None) is kept
