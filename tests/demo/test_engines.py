@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from schedloom.demo.engines import Engine, EngineFailed, EngineSpec, Fleet, Runn
 from schedloom.demo.model import ANSWER_TOKENS, cached_model
 
 ROOT = Path(__file__).parents[2]
+RUNNERS: tuple[Runner, ...] = ("v1", "v2")
 
 # Runs as a process of its own, so that it can be killed: starts one stand-in, reports, and waits to be ended.
 PARENT = """
@@ -167,15 +169,16 @@ def option(command: list[str], name: str) -> str:
 @pytest.mark.engines
 @pytest.mark.timeout(600)
 def test_both_runners_give_the_same_varied_text(tmp_path: Path) -> None:
-    answers = [answers_of(runner, tmp_path / runner) for runner in ("v1", "v2")]
+    with ThreadPoolExecutor() as pool:
+        answers = [*pool.map(answers_of, RUNNERS, free_ports(2), [tmp_path / runner for runner in RUNNERS])]
     assert answers[0] == answers[1]
     assert all(len(answer) == 48 and len(set(answer)) > 10 for answer in answers[0])
     assert len(set(map(tuple, answers[0]))) == len(answers[0])
 
 
-def answers_of(runner: Runner, logs: Path) -> list[list[int]]:
+def answers_of(runner: Runner, port: int, logs: Path) -> list[list[int]]:
     """Greedy answers to several prompts, after a check that a sampled one consists of printable text, too."""
-    with Fleet([EngineSpec("alone", free_ports(1)[0], runner=runner)], cached_model(), logs) as fleet:
+    with Fleet([EngineSpec("alone", port, runner=runner)], cached_model(), logs) as fleet:
         engine = fleet.engines["alone"]
         sampled = complete(engine, "What is sampled?", temperature=2.0, seed=1)
         assert (

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +42,30 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 """For each runner, and for a model with two cache groups on the first, the undisturbed run first."""
 
 
+@pytest.fixture(scope="module")
+def under_way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[list[dict[str, Any]]]]]:
+    """Everything that is to run, two processes at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(_run, name, tmp_path_factory.mktemp(name)) for name in SETTINGS}
+
+
 @pytest.fixture(scope="module", params=list(SETTINGS))
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def runs(request: pytest.FixtureRequest, under_way: dict[str, Future[list[dict[str, Any]]]]) -> list[dict[str, Any]]:
     """What came out under each of the settings."""
-    settings = SETTINGS[request.param]
-    hybrid, second = request.param == "hybrid", request.param == "v2"
-    model = make_sliding_model(tmp_path_factory.mktemp("hybrid") / "model") if hybrid else cached_model()
+    return under_way[request.param].result()
+
+
+def _run(name: str, folder: Path) -> list[dict[str, Any]]:
+    hybrid, second = name == "hybrid", name == "v2"
+    model = make_sliding_model(folder / "model") if hybrid else cached_model()
     environment = {**os.environ, **ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": str(int(second))}
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    command = [sys.executable, str(SCRIPT), str(model), json.dumps(settings)]
+    command = [sys.executable, str(SCRIPT), str(model), json.dumps(SETTINGS[name])]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=850)
     assert ran.returncode == 0, ran.stderr[-4000:]
     facts: list[dict[str, Any]] = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("[{")))
     assert {fact["groups"] for fact in facts} == {2 if hybrid else 1}
-    return [{**setting, **fact, "second": second} for setting, fact in zip(settings, facts, strict=True)]
+    return [{**setting, **fact, "second": second} for setting, fact in zip(SETTINGS[name], facts, strict=True)]
 
 
 def sound(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
