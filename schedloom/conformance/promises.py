@@ -167,6 +167,8 @@ class Promises:
     def _held(self, report: Report) -> None:
         """In an empty engine somebody is admitted, sooner or later, and at once when the news is old."""
         settings = self._settings["balance"]
+        somebody_waits = len(self._ledger.open) > self._engine.num_running
+        self._crowd.keeps_waiting = self._crowd.full and somebody_waits and self._crowd.lately(report.now, settings)
         asked_lately = report.now - self._last < settings.stale_seconds
         self._last = report.now
         idle = not report.scheduled and not self._disturbed and not self._cell.offload and self._somebody_may_start()
@@ -256,16 +258,19 @@ class Promises:
 
 
 class Crowd:
-    """What another rank has said of its load, and since when it has been full without a break."""
+    """What another rank has said of its load, and since when it has been full without a break. ``keeps_waiting`` tells
+    whether somebody may have been held in the last step: nobody need have been asked since.
+    """
 
     def __init__(self) -> None:
         self.full = False
+        self.keeps_waiting = False
         self._since = self._last = float("-inf")
         self._quiet_before = False
 
     def tell(self, full: bool, now: float, stale: float) -> None:
         if full and not self.full:
-            self._quiet_before = now - self._last > 2 * stale
+            self._quiet_before = now - self._last > 2 * stale and not self.keeps_waiting
             self._since = now
         if self.full or full:
             self._last = now

@@ -46,4 +46,16 @@ def test_a_hold_is_bounded_until_nobody_is_full() -> None:
 def test_a_hold_of_long_ago_is_not_counted() -> None:
     policy, engine = Balance(), FakeEngine(peers=[FULL])
     assert held(policy, engine, 0.0)
+    policy.request_finished(FakeRequest(), engine)
     assert held(policy, engine, 100.0)
+
+
+def test_a_hold_goes_on_while_nobody_asks() -> None:
+    """Steps may take longer than what peers said remains true."""
+    policy, engine = Balance(), FakeEngine(peers=[FULL])
+    assert held(policy, engine, 0.0)
+    assert not held(policy, engine, 1.2)
+    engine.peers = [ROOM]
+    assert not held(policy, engine, 1.3)
+    engine.peers = [FULL]
+    assert held(policy, engine, 2.5)

@@ -38,20 +38,28 @@ class Balance(Policy):
         super().__init__(settings)
         self._since: float | None = None
         self._asked = 0.0
+        self._held: set[str] = set()
 
     @hookimpl
     def admit(self, request: RequestView, view: EngineView) -> Admission | None:
         full = next((peer for peer in view.peers if self._is_full(peer)), None)
-        now = view.now
-        if full is None or now - self._asked > self.settings.stale_seconds:
-            self._since = None
+        if full is not None and self._may_hold(view.now):
+            self._held.add(request.request_id)
+            return Admission(Verdict.HOLD, "peer_full", {"rank": full.rank, "age": full.age})
+        self._since = None if full is None else self._since
+        self._held.discard(request.request_id)
+        return None
+
+    @hookimpl
+    def request_finished(self, request: RequestView, view: EngineView) -> None:
+        self._held.discard(request.request_id)
+
+    def _may_hold(self, now: float) -> bool:
+        """Time counts while somebody waits, whether or not anybody asks: steps may be slow, and others come first."""
+        nobody_waited = not self._held and now - self._asked > self.settings.stale_seconds
         self._asked = now
-        if full is None:
-            return None
-        self._since = now if self._since is None else self._since
-        if now - self._since >= self.settings.max_hold_seconds:
-            return None
-        return Admission(Verdict.HOLD, "peer_full", {"rank": full.rank, "age": full.age})
+        self._since = now if self._since is None or nobody_waited else self._since
+        return now - self._since < self.settings.max_hold_seconds
 
     def _is_full(self, peer: PeerLoad) -> bool:
         if peer.age > self.settings.stale_seconds:
