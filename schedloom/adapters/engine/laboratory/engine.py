@@ -55,7 +55,7 @@ class Report:
 
     ``scheduled`` counts tokens, and ``left`` those that each scheduled request had to compute, one of which is decode;
     ``admitted`` maps a request that (re)joins to its tokens already computed; ``blocks`` are those that each request
-    was given of each KV cache group, by (re)joining, as it grew or for a transfer; ``zeroed`` counts blocks, and
+    was given of each KV cache group, by (re)joining, as it grew or for what is to be loaded; ``zeroed`` counts blocks, and
     ``refreshed`` are those that were put off from eviction; ``counted`` are the requests that entered the statistics
     of the prefix cache, ``saved`` the preempted ones whose KV is kept, with their computed tokens; ``streams`` those
     that ran before the step and had a token at most to compute, and ``prefilling`` counts the others; ``outputs`` is
@@ -273,8 +273,8 @@ class Engine(Books):
         report = _report(output)
         report.streams, report.prefilling, report.now = streams, running - len(streams), self._clock
         report.left = self._left(output.num_scheduled_tokens)
-        begun, self.fabric.begun = self.fabric.begun, []
-        report.blocks |= {request_id: self.blocks_of(request_id) for request_id in begun}
+        loading, self.scheduler.loading = self.scheduler.loading, []
+        report.blocks |= {request_id: self.blocks_of(request_id) for request_id in loading}
         return report
 
     def _left(self, scheduled: dict[str, int]) -> dict[str, int]:

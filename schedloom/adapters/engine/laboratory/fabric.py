@@ -55,7 +55,6 @@ class Fabric:
         self.lost_blocks: set[int] = set()
         self.corrupt: list[str] = []
         self.fast: set[str] = set()
-        self.begun: list[str] = []
 
     @staticmethod
     def numbered(number: int) -> Fabric:
@@ -67,7 +66,6 @@ class Fabric:
     def begin(self, transfer: Transfer) -> None:
         self.under_way[transfer.request_id] = transfer
         if not transfer.sending:
-            self.begun.append(transfer.request_id)
             self._slots(transfer, LOADING)
         if transfer.request_id in self.fast:
             self.settle(transfer.request_id)

@@ -27,12 +27,14 @@ class Probe:
     preemptions: list[Preemption]
     counted: list[str]
     resetting: bool
+    loading: list[str]
     saved: list[tuple[str, int]]
     refreshed: list[int]
 
     def watch(self) -> None:
         self.preemptions, self.counted, self.resetting = [], [], False
-        self.saved, self.refreshed = [], []
+        self.loading, self.saved, self.refreshed = [], [], []
+        self._watch_loads()
         self._watch_stores()
         self._watch_pool()
         manager = self.kv_cache_manager  # type: ignore[attr-defined]
@@ -43,6 +45,18 @@ class Probe:
             record(request, *arguments, **keywords)
 
         manager.record_prefix_cache_stats = recording
+
+    def _watch_loads(self) -> None:
+        connector = self.connector  # type: ignore[attr-defined]
+        if connector is None:
+            return
+        tell = connector.update_state_after_alloc
+
+        def telling(request: Any, blocks: Any, num_external_tokens: int) -> None:
+            self.loading += [request.request_id] if num_external_tokens else []
+            tell(request, blocks, num_external_tokens)
+
+        connector.update_state_after_alloc = telling
 
     def _watch_stores(self) -> None:
         for store in preemption_stores(self.connector):  # type: ignore[attr-defined]
