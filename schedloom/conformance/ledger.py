@@ -22,8 +22,9 @@ ERROR = "error"
 class Entry:
     """One request. ``state`` is the model's state behind its last token, prompt or emitted.
 
-    ``name`` is the engine's for it now: what is handed back comes again under another. ``reset`` and ``alone`` are of
-    its last preemption; ``retells``: its next output begins with what its client has.
+    ``name`` is the engine's for it now: what is handed back comes again under another, and the ``length`` that it comes
+    with counts what its client has as well. ``reset`` and ``alone`` are of its last preemption; ``retells``: its next
+    output begins with what its client has.
     """
 
     order: Order
@@ -37,6 +38,7 @@ class Entry:
     transfer_failed: bool = False
     overtaken: int = 0
     name: str = ""
+    length: int = 0
     reset: bool = False
     alone: bool = False
     retells: bool = False
@@ -59,7 +61,7 @@ class Ledger:
     def enter(self, order: Order) -> Entry:
         state = self._chain.extend(self._chain.start_of(order.salt, order.adapter), 0, order.prompt)
         limit = min(order.max_tokens, self._max_model_len - len(order.prompt))
-        entry = Entry(order, state, limit, name=order.request_id)
+        entry = Entry(order, state, limit, name=order.request_id, length=len(order.prompt))
         self.entries[order.request_id] = self.open[order.request_id] = entry
         return entry
 
@@ -67,6 +69,7 @@ class Ledger:
         """``entry`` was handed back, and comes to the engine as ``order``."""
         self.entries[order.request_id] = entry
         entry.name, entry.retells = order.request_id, bool(entry.tokens)
+        entry.length = len(order.prompt) + len(entry.tokens)
         entry.preempted = entry.held = False
         entry.overtaken = 0
         first = entry.order.request_id

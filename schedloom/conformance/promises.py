@@ -72,8 +72,8 @@ class Promises:
         """``entry`` is given KV for the first time, with ``computed`` tokens that it need not compute."""
         if "append_prefill" in self._settings and entry.order.marked:
             rule = self._settings["append_prefill"]
-            if rule.is_hopeless(len(entry.order.prompt), ReusableKV(computed, 0)):
-                self._accuse("APP-1", f"{entry.name} was admitted with {computed} tokens of {len(entry.order.prompt)}")
+            if rule.is_hopeless(entry.length, ReusableKV(computed, 0)):
+                self._accuse("APP-1", f"{entry.name} was admitted with {computed} tokens of {entry.length}")
         # Whoever waits for a transfer was admitted when that began.
         fresh = entry.order.transfer != "receive"
         if "batch_job_aware" in self._settings and fresh and entry.order.job_class is not None:
@@ -86,7 +86,7 @@ class Promises:
     def rejected(self, entry: Entry, resident: int) -> None:
         """``entry`` was turned away by an engine that did nothing else, and holds ``resident`` tokens of it."""
         rule = self._settings.get("append_prefill")
-        if rule is not None and not rule.is_hopeless(len(entry.order.prompt), ReusableKV(resident, 0)):
+        if rule is not None and not rule.is_hopeless(entry.length, ReusableKV(resident, 0)):
             self._accuse("APP-1", f"{entry.name} was turned away although {resident} of its tokens are there")
 
     def ended(self, entry: Entry, now: float) -> None:
@@ -219,7 +219,7 @@ class Promises:
         arrival, delay = entry.order.arrival, 0.0
         if "batch_job_aware" in self._settings and entry.order.job_class is not None:
             delay = self._settings["batch_job_aware"].max_wait_seconds
-        if (rule := self._settings.get("short_request_first")) and len(entry.order.prompt) > rule.short_tokens:
+        if (rule := self._settings.get("short_request_first")) and entry.length > rule.short_tokens:
             surely = not self._cell.prefix_caching and entry.order.transfer != "receive"
             return arrival + rule.max_wait_seconds * surely, arrival + rule.max_wait_seconds
         return arrival + delay, arrival + delay
