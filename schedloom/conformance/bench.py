@@ -183,7 +183,7 @@ class Bench:
         for output in report.outputs or ():
             self._deliver(output)
         self._check_in_flight(report)
-        self.oracles.after_step(report, self._squeezed, self.paused, throttled or self.engine.silent)
+        self.oracles.after_step(report, self._squeezed, self.paused, throttled)
         self._continue_returned()
         if len(self.ledger.open) > self.engine.num_running >= self.cell.max_num_seqs:
             self.events["contention"] += 1

@@ -45,7 +45,7 @@ class Oracles:
         for preemption in report.preemptions:
             self._preempted(preemption.request_id, preemption.deferred, preemption.reset)
         if self.promises is not None:
-            self.promises.after_step(report, squeezed or bool(paused) or throttled)
+            self.promises.after_step(report, squeezed or bool(paused) or self._engine.silent, throttled)
         if paused:
             self._at_rest(report, paused)
         if report.admitted:

@@ -45,7 +45,7 @@ class Promises:
         }
         self._checks = [check for name, check in checks.items() if name in settings]
         self._crowd = Crowd()
-        self._disturbed = False
+        self._disturbed = self._throttled = False
         self._in_a_row = {True: 0, False: 0}
         self._left_out: dict[str, int] = {}
         self._without_prefill = 0
@@ -63,8 +63,8 @@ class Promises:
             before = set() if name in report.admitted else self._tables.get(name, set())
             self._tables[name] = before.union(*tables)
 
-    def after_step(self, report: Report, disturbed: bool) -> None:
-        self._disturbed = disturbed
+    def after_step(self, report: Report, disturbed: bool, throttled: bool) -> None:
+        self._disturbed, self._throttled = disturbed, throttled
         for check in self._checks:
             check(report)
 
@@ -104,6 +104,8 @@ class Promises:
     # Phases
 
     def _phases(self, report: Report) -> None:
+        if self._disturbed:
+            self._in_a_row = {True: 0, False: 0}
         if not report.left:
             return
         settings = self._settings["phase_separation"]
@@ -120,9 +122,11 @@ class Promises:
         self._turns(report)
 
     def _alternate(self, prefill: bool, report: Report) -> None:
+        """A step that decodes because vLLM puts prefill off takes no turn from prefill, and does not end its wait."""
         waits = len(report.streams) if prefill else report.prefilling
+        taken = prefill or not self._throttled
         self._in_a_row[not prefill] = 0
-        self._in_a_row[prefill] = self._in_a_row[prefill] + 1 if waits and not self._disturbed else 0
+        self._in_a_row[prefill] = self._in_a_row[prefill] + taken if waits and not self._disturbed else 0
         if self._in_a_row[prefill] > PATIENCE:
             self._accuse(
                 "PHA-2", f"one phase had {PATIENCE} steps in a row while {waits} requests waited for the other"
@@ -130,10 +134,15 @@ class Promises:
 
     def _turns(self, report: Report) -> None:
         waiting = set(report.streams) - report.scheduled.keys()
-        self._left_out = {name: self._left_out.get(name, 0) + 1 for name in waiting if not self._disturbed}
+        self._left_out = {name: self._left_out.get(name, 0) + 1 for name in waiting if not self._put_off}
         name = max(waiting, key=lambda name: self._left_out.get(name, 0), default="")
         if self._left_out.get(name, 0) > PATIENCE and not report.preemptions:
             self._accuse("PHA-2", f"{name} was left out of {PATIENCE} batches in a row")
+
+    @property
+    def _put_off(self) -> bool:
+        """Whether whoever waits may do so on somebody else's account than a policy's."""
+        return self._disturbed or self._throttled
 
     # Pace
 
@@ -155,7 +164,7 @@ class Promises:
 
     def _prompts_get_on(self, report: Report) -> None:
         stuck = report.streams and report.prefilling and not any(left > 1 for left in report.left.values())
-        if self._disturbed or report.preemptions or "phase_separation" in self._settings or not stuck:
+        if self._put_off or report.preemptions or "phase_separation" in self._settings or not stuck:
             self._without_prefill = 0
             return
         self._without_prefill += 1
@@ -171,7 +180,7 @@ class Promises:
         self._crowd.keeps_waiting = self._crowd.full and somebody_waits and self._crowd.lately(report.now, settings)
         asked_lately = report.now - self._last < settings.stale_seconds
         self._last = report.now
-        idle = not report.scheduled and not self._disturbed and not self._cell.offload and self._somebody_may_start()
+        idle = not report.scheduled and not self._put_off and not self._cell.offload and self._somebody_may_start()
         if not idle or not asked_lately or not self._crowd.full:
             self._held_back = self._held_by_old_news = 0
             return

@@ -87,7 +87,8 @@ class EngineHooks:
 
         Who is left out waits where he is, running or not, with his KV. A decoding request is left out or gets all its
         tokens, speculative ones included. What became of the plan is in ``view.last_batch`` of the next step. At most
-        one policy of a composition may implement this hook.
+        one policy of a composition may implement this hook. While ``view.prefill_throttled`` a prefill batch is empty
+        as long as anybody decodes.
         """
 
     @hookspec

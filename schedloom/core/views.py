@@ -124,6 +124,11 @@ class EngineView(Protocol):
         ...
 
     @property
+    def prefill_throttled(self) -> bool:
+        """Whether prefill waits for another step while anybody decodes: so data-parallel ranks keep in step."""
+        ...
+
+    @property
     def last_batch(self) -> BatchReport:
         """Of the step before this one; known only where a policy plans steps."""
         ...

@@ -52,6 +52,7 @@ class FakeEngine:
     block_size: int = 16
     num_decoding: int = 0
     num_prefilling: int = 0
+    prefill_throttled: bool = False
     last_batch: BatchReport = field(default_factory=BatchReport)
     pool: FakePool = field(default_factory=FakePool)
     peers: Sequence[PeerLoad] = ()

@@ -52,6 +52,19 @@ def test_a_phase_in_which_nothing_fits_gives_way_at_once() -> None:
     assert phases(policy, engine, 4) == "PDPD"
 
 
+def test_a_step_in_which_prefill_is_put_off_is_no_try() -> None:
+    policy, engine = make(), FakeEngine(num_decoding=1, num_prefilling=1)
+    order = ""
+    for step in range(12):
+        engine.prefill_throttled = step % 3 > 0
+        order += phases(policy, engine, 1)
+    assert order == "PDD" * 4
+
+
+def test_prefill_that_nobody_decodes_beside_is_not_put_off() -> None:
+    assert phases(make(), FakeEngine(num_prefilling=1, prefill_throttled=True), 2) == "PP"
+
+
 def test_in_a_decode_step_prefill_is_held_and_looked_up_once() -> None:
     policy, engine, request = make(), FakeEngine(num_decoding=4), FakeRequest(num_prompt_tokens=100)
     for _ in range(3):

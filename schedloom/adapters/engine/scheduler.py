@@ -49,7 +49,7 @@ class PolicyScheduler(_Base):
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         self._control.begin_step()
-        self.view.begin_step()
+        self.view.begin_step(throttle_prefills)
         return super().schedule(throttle_prefills)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

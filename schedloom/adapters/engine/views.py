@@ -85,6 +85,7 @@ class VllmEngineView:
         "_num_prefilling",
         "_pool",
         "_scheduler",
+        "_throttled",
         "board",
         "clock",
         "last_batch",
@@ -100,6 +101,7 @@ class VllmEngineView:
         self._hit_of: Any = None
         self._num_decoding: int | None = None
         self._num_prefilling: int | None = None
+        self._throttled = False
 
     @property
     def now(self) -> float:
@@ -125,6 +127,10 @@ class VllmEngineView:
         return self._num_prefilling
 
     @property
+    def prefill_throttled(self) -> bool:
+        return self._throttled and not self._scheduler.prefill_capacity_bound
+
+    @property
     def pool(self) -> VllmPoolView:
         if self._pool is None:
             self._pool = VllmPoolView(self._scheduler.kv_cache_manager)
@@ -143,8 +149,9 @@ class VllmEngineView:
         named = [one for one in holding if (given := one.sampling_params) is not None and given.extra_args]
         return sum(job_class_of(request) in job_classes for request in named)
 
-    def begin_step(self) -> None:
+    def begin_step(self, throttle_prefills: bool) -> None:
         self._num_decoding = self._num_prefilling = None
+        self._throttled = throttle_prefills
 
     def reusable_kv(self, request: VllmRequestView, enough: int | None = None) -> ReusableKV:
         hit = self._local_hit(request.raw)

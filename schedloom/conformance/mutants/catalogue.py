@@ -147,6 +147,7 @@ _GUARDS = (
     Mutant(guards.PrefillsInAnySize, "PHA-1", _PHASES),
     Mutant(guards.PrefillsFirst, "PHA-2", _PHASES),
     Mutant(guards.DecodesFirst, "PHA-2", _PHASES),
+    Mutant(guards.PrefillsWhenPutOff, "PHA-2", _PHASES),
     Mutant(guards.PrefillsAtFullSpeed, "TPG-1", _GUARD),
     Mutant(guards.MetersEachRequestAlone, "TPG-1", _GUARD),
     Mutant(guards.MetersWithoutStreams, "TPG-1", _GUARD),

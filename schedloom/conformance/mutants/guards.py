@@ -223,6 +223,29 @@ class DecodesFirst:
         return Phase.DECODE
 
 
+class PrefillsWhenPutOff:
+    """Prefill has its turn in steps in which vLLM puts it off."""
+
+    policy = "phase_separation"
+
+    @hookimpl
+    def plan_step(self: Any, view: EngineView) -> StepPlan:
+        plan: StepPlan = super().plan_step(Unthrottled(view))  # type: ignore[misc]
+        return plan
+
+
+class Unthrottled:
+    """An engine of which nobody knows that it puts prefill off."""
+
+    prefill_throttled = False
+
+    def __init__(self, view: EngineView) -> None:
+        self._view = view
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+
 class PrefillsAtFullSpeed:
     """Prefill is not metered."""
 

@@ -48,6 +48,10 @@ class View:
         return sum(request.tokens_left > 1 for request in self._scheduler.running)
 
     @property
+    def prefill_throttled(self) -> bool:
+        return False
+
+    @property
     def last_batch(self) -> BatchReport:
         return self._scheduler.last_batch
 

@@ -90,6 +90,8 @@ class PhaseSeparation(Policy):
             return Phase.DECODE if view.num_decoding else Phase.EITHER
         if not (view.num_decoding or last.left_out_decode):
             return Phase.PREFILL
+        if view.prefill_throttled and view.num_decoding:
+            return Phase.DECODE
         return self._alternate(nothing_fitted=not last.requests)
 
     def _alternate(self, nothing_fitted: bool) -> Phase:

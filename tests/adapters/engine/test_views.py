@@ -23,7 +23,7 @@ def running(computed: int, tokens: int = 10) -> Any:
 def test_a_request_that_joins_in_the_middle_of_a_step_is_no_stream() -> None:
     scheduler = SimpleNamespace(running=[running(10)], _inflight_prefills={"somebody"})
     view = VllmEngineView(scheduler)
-    view.begin_step()
+    view.begin_step(False)
     assert view.num_decoding == 1
     scheduler.running.append(SimpleNamespace(is_prefill_chunk=False, num_tokens=10, num_computed_tokens=0))
     assert view.num_decoding == 1
@@ -31,8 +31,17 @@ def test_a_request_that_joins_in_the_middle_of_a_step_is_no_stream() -> None:
 
 def test_the_last_token_of_a_prompt_alone_is_decode() -> None:
     view = VllmEngineView(SimpleNamespace(running=[running(9), running(8)], _inflight_prefills={"somebody"}))
-    view.begin_step()
+    view.begin_step(False)
     assert (view.num_decoding, view.num_prefilling) == (1, 1)
+
+
+@pytest.mark.parametrize("capacity_bound", [False, True])
+def test_where_prefill_lacks_room_vllm_does_not_throttle_it(capacity_bound: bool) -> None:
+    view = VllmEngineView(SimpleNamespace(prefill_capacity_bound=capacity_bound))
+    view.begin_step(True)
+    assert view.prefill_throttled is not capacity_bound
+    view.begin_step(False)
+    assert not view.prefill_throttled
 
 
 @pytest.mark.parametrize(("restorable", "known"), [(0, (32, 0)), (100, (64, 100))])

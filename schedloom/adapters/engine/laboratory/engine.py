@@ -55,7 +55,7 @@ class Report:
 
     ``scheduled`` counts tokens, and ``left`` those that each scheduled request had to compute, one of which is decode;
     ``admitted`` maps a request that (re)joins to its tokens already computed; ``blocks`` are those that each request
-    was given of each KV cache group, by (re)joining, as it grew or for what is to be loaded; ``zeroed`` counts blocks, and
+    was given of each KV cache group, by (re)joining, as it grew or for a load; ``zeroed`` counts blocks, and
     ``refreshed`` are those that were put off from eviction; ``counted`` are the requests that entered the statistics
     of the prefix cache, ``saved`` the preempted ones whose KV is kept, with their computed tokens; ``streams`` those
     that ran before the step and had a token at most to compute, and ``prefilling`` counts the others; ``outputs`` is

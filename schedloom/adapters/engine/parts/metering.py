@@ -28,7 +28,7 @@ class MeteringPart(PolicyScheduler):
         self._last_end: float | None = None
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        self.view.begin_step()
+        self.view.begin_step(throttle_prefills)
         self._step_begin.tell(self.view)
         self._reserve_prefill_lookahead = self._limited if self._can_prefill() else self._stock_reserve
         return super().schedule(throttle_prefills)
