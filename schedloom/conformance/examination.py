@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count, islice
 
 from schedloom.conformance import applicability
 from schedloom.conformance.cells import Cell
@@ -14,7 +15,7 @@ from schedloom.conformance.script import Act
 from schedloom.conformance.shrinking import shrink
 from schedloom.conformance.trial import TRIAL_STEPS, Trial, compare_with_stock, replay, try_cell
 from schedloom.conformance.verdicts import Verdict, Violation
-from schedloom.conformance.weather import CLIMATES
+from schedloom.conformance.weather import AIMED_SEED, CLIMATES, aimed_seeds
 
 LEAST_SEEDS = len(CLIMATES)
 MOST_SEEDS = 8 * LEAST_SEEDS
@@ -30,10 +31,10 @@ def examine(
     steps: int = TRIAL_STEPS,
 ) -> CellResult:
     """At least ``least`` seeds of ``steps`` each, and up to ``most`` while some event that the cell must meet has not
-    happened."""
+    happened: from then on some in weather that aims at it."""
     began = time.perf_counter()
     result = CellResult(cell, Verdict.INCONCLUSIVE)
-    for seed in range(first_seed, first_seed + most):
+    for seed in islice(_seeds(first_seed, least, result), most):
         trial = try_cell(laboratory, cell, seed, steps, faults)
         _add(result, trial)
         result.violations = [*trial.violations, *_compared(laboratory, trial, result, faults)]
@@ -48,8 +49,16 @@ def examine(
     return result
 
 
+def _seeds(first: int, least: int, result: CellResult) -> Iterator[int]:
+    for seed in count(first):
+        if seed >= first + least:
+            yield from aimed_seeds(result.missing, seed)
+        yield seed
+
+
 def _add(result: CellResult, trial: Trial) -> None:
     result.seeds += 1
+    result.aimed += trial.seed >= AIMED_SEED
     result.steps += trial.steps
     result.events += trial.events
 

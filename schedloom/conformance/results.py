@@ -25,7 +25,7 @@ class Case(Protocol):
 @dataclass(slots=True)
 class CellResult:
     """One cell. ``invariants`` holds a verdict for each that applies; ``missing`` are the events that never happened;
-    ``script`` is the shortest script known to break it."""
+    ``script`` is the shortest script known to break it; ``aimed`` of the ``seeds`` brought weather for the missing."""
 
     cell: Any
     verdict: Verdict
@@ -36,6 +36,7 @@ class CellResult:
     script: list[Act] = field(default_factory=list)
     failing_seed: int | None = None
     seeds: int = 0
+    aimed: int = 0
     steps: int = 0
     events: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0

@@ -14,7 +14,7 @@ RATES = (0.0, 0.0, 0.01, 0.04)
 class Troubles:
     """Draws from a random source of its own, so that the weather is the same with troubles and without."""
 
-    def __init__(self, bench: Bench, rng: random.Random, climate: str) -> None:
+    def __init__(self, bench: Bench, rng: random.Random, climate: str, calm: bool) -> None:
         self._bench, self._rng = bench, rng
         cell, unsettled = bench.cell, climate == "unsettled"
         self._rates = {
@@ -24,9 +24,10 @@ class Troubles:
             self._lose: rng.choice(RATES) if cell.role != "none" else 0.0,
             self._silence: rng.choice(RATES) if cell.offload else 0.0,
         }
+        self._rates = {} if calm else self._rates
         self._full: script.Act | None = None
         self._again = 0
-        self._throttled = rng.choice((0.0, 0.0, 0.5))
+        self._throttled = 0.0 if calm else rng.choice((0.0, 0.0, 0.5))
 
     def next(self) -> script.Act | None:
         if self._bench.paused and self._rng.random() < 0.2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,13 +14,18 @@ from schedloom.conformance.troubles import Troubles
 
 Transfer = Literal["", "receive", "send"]
 
-CONTINUABLE, SEEDED = 0.7, 0.15
-"""Shares of requests where some may be handed back: those that carry the mark, and those whose seed forbids it."""
+SEEDED = 0.15
+"""The share of requests whose seed forbids handing them back, where some may be."""
+
+AIMED_SEED = 1_000_000
+"""From here on seeds go through the weather that aims at some events, and no other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """Probabilities of each kind of act, and the load in requests at a time. ``longest`` is in tokens."""
+    """Probabilities of each kind of act, and the load in requests at a time. What is longest or shortest is in tokens;
+    ``continuable`` is the share of requests that carry the mark, where some may be handed back. ``local``: nothing is
+    transferred; ``want``: whatever is free is taken away, again and again; ``calm``: no troubles."""
 
     load: int
     arrival: float
@@ -34,9 +40,15 @@ class Weather:
     follow_up: float
     salts: int
     longest: int
+    shortest_prompt: int = 1
+    shortest_answer: int = 1
+    continuable: float = 0.7
+    local: bool = False
+    want: bool = False
+    calm: bool = False
 
     @classmethod
-    def of(cls, rng: random.Random, cell: Cell, climate: str) -> Weather:
+    def of(cls, rng: random.Random, cell: Cell, climate: Mapping[str, Any]) -> Weather:
         often = rng.choice((0.0, 0.02, 0.1, 0.3))
         drawn = cls(
             load=rng.choice((1, 3, cell.max_num_seqs, 2 * cell.max_num_seqs)),
@@ -53,7 +65,7 @@ class Weather:
             salts=rng.choice((0, 0, 2)),
             longest=rng.choice((4, 16, 60)),
         )
-        return replace(drawn, **CLIMATES[climate])
+        return replace(drawn, **climate)
 
 
 CLIMATES: dict[str, dict[str, Any]] = {
@@ -67,6 +79,43 @@ CLIMATES: dict[str, dict[str, Any]] = {
 }
 """Weather that some invariants need and that chance alone would rarely bring. Seeds go through them in turn."""
 
+_UNDISTURBED = {
+    "calm": True, "abort": 0.0, "reset": 0.0, "transfer_failure": 0.0, "fast": 0.8, "marked": 0.0, "salts": 0
+}  # fmt: skip
+AIMED: dict[str, dict[str, Any]] = {
+    "streams that stay": {
+        **_UNDISTURBED, "load": 24, "arrival": 0.97, "squeeze": 0.0, "catch_up": 0.0, "follow_up": 0.0, "local": True,
+        "shortest_prompt": 2, "longest": 3, "shortest_answer": 40
+    },
+    "want of blocks": {
+        **_UNDISTURBED, "load": 8, "arrival": 0.95, "squeeze": 0.3, "want": True, "follow_up": 0.3,
+        "longest": 40, "shortest_answer": 30, "continuable": 1.0
+    },
+}  # fmt: skip
+"""Weather for what a cell has not met by chance: nothing is weaker for it, as an event must still happen."""
+
+AIMS = {
+    "contention": "streams that stay",
+    "full batch": "streams that stay",
+    "preempted": "want of blocks",
+    "resumed": "want of blocks",
+    "handed back": "want of blocks",
+    "continued": "want of blocks",
+}
+"""The weather in which an event happens soonest."""
+
+
+def aimed_seeds(missing: Iterable[str], seed: int) -> list[int]:
+    """One for each weather that aims at some event of ``missing``; others for every ``seed``."""
+    wanted = {AIMS[event] for event in missing if event in AIMS}
+    first = AIMED_SEED + seed * len(AIMED)
+    return [aimed for aimed in range(first, first + len(AIMED)) if climate_of(aimed) in wanted]
+
+
+def climate_of(seed: int) -> str:
+    climates = list(AIMED if seed >= AIMED_SEED else CLIMATES)
+    return climates[seed % len(climates)]
+
 
 class Forecast:
     """Draws acts for one bench. The same seed, cell and engine give the same acts."""
@@ -74,9 +123,9 @@ class Forecast:
     def __init__(self, bench: Bench, seed: int) -> None:
         self._bench = bench
         self._rng = random.Random(seed)
-        climate = list(CLIMATES)[seed % len(CLIMATES)]
-        self.weather = Weather.of(self._rng, bench.cell, climate)
-        self._troubles = Troubles(bench, random.Random(~seed), climate)
+        climate = climate_of(seed)
+        self.weather = Weather.of(self._rng, bench.cell, (CLIMATES | AIMED)[climate])
+        self._troubles = Troubles(bench, random.Random(~seed), climate, self.weather.calm)
         self._arrived = 0
         self._squeezed = False
         self._hands_back = applicability.hands_back(bench.cell)
@@ -105,12 +154,13 @@ class Forecast:
         return int(self._rng.choice(list(self._bench.ledger.open))[1:])
 
     def _pressure(self) -> script.Act:
-        if self._squeezed and self._rng.random() < 0.3:
+        if self._squeezed and self._rng.random() < (0.03 if self.weather.want else 0.3):
             self._squeezed = False
             return script.Relax()
-        if not self._squeezed:
+        if not self._squeezed or (self.weather.want and self._rng.random() < 0.7):
             self._squeezed = True
-            return script.Squeeze(self._rng.randrange(1, self._bench.cell.num_blocks))
+            most = self._bench.cell.num_blocks
+            return script.Squeeze(most if self.weather.want else self._rng.randrange(1, most))
         return script.Step(self._rng.choice((1, 2, 5)))
 
     def _arrival(self) -> script.Arrive:
@@ -119,23 +169,23 @@ class Forecast:
         self._arrived += 1
         parent, keep = self._history(number)
         room = cell.max_model_len - keep
-        fresh = rng.randrange(1, max(2, min(weather.longest, room - 8)))
+        fresh = max(rng.randrange(1, max(2, min(weather.longest, room - 8))), weather.shortest_prompt)
         marked = bool(cell.policies) and rng.random() < weather.marked
         return script.Arrive(
             number,
             fresh,
-            max_tokens=rng.randrange(1, weather.longest + 2),
+            max_tokens=max(rng.randrange(1, weather.longest + 2), weather.shortest_answer),
             parent=parent,
             keep=keep,
             marked=marked,
-            transfer="" if marked else self._transfer(),
+            transfer="" if marked or weather.local else self._transfer(),
             salt=f"tenant {rng.randrange(weather.salts)}" if weather.salts and rng.random() < 0.7 else None,
             priority=rng.randrange(3) if cell.priority else 0,
             head=rng.randrange(1, 2 * cell.block_size) if keep and rng.random() < 0.15 else 0,
             job_class="batch" if rng.random() < 0.3 else None,
             fast=rng.random() < weather.fast,
             adapter=self._troubles.adapter() if weather.salts else 0,
-            continuable=self._hands_back and rng.random() < CONTINUABLE,
+            continuable=self._hands_back and rng.random() < weather.continuable,
             seeded=self._hands_back and rng.random() < SEEDED,
         )
 

@@ -76,6 +76,7 @@ def _cell(cell: CellResult, result: RunResult) -> dict[str, Any]:
         "label": cell.cell.label(),
         "verdict": cell.verdict.value,
         "seeds": cell.seeds,
+        "aimed": cell.aimed,
         "steps": cell.steps,
         "seconds": round(cell.seconds, 2),
         "invariants": {name: verdict.value for name, verdict in cell.invariants.items()},

@@ -85,9 +85,10 @@ def _cell(cell: CellResult, first_seed: int) -> str:
     found = [f"{violation.invariant}: {violation.message}" for violation in cell.violations]
     notes = [*found, *(f"never happened: {event}" for event in cell.missing)]
     more = f"<details><summary>why</summary>{'<br>'.join(map(escape, notes))}</details>" if notes else ""
+    seeds = f"{cell.seeds}, {cell.aimed} aimed" if cell.aimed else str(cell.seeds)
     return (
         f'<tr><td>{escape(cell.cell.label())}</td><td class="{cell.verdict.value}">{cell.verdict.value}{more}</td>'
-        f"<td>{cell.seeds}</td><td>{cell.steps}</td><td><code>{escape(reproduce(cell, first_seed))}</code></td></tr>"
+        f"<td>{seeds}</td><td>{cell.steps}</td><td><code>{escape(reproduce(cell, first_seed))}</code></td></tr>"
     )
 
 
