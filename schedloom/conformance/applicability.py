@@ -54,6 +54,7 @@ _CONDITIONS: dict[str, Callable[[Cell], bool]] = {
     "RET-1": hands_back,
     "RET-2": hands_back,
     "OBS-1": turns_away,
+    "DET-1": lambda cell: len(cell.policies) > 1,
 }
 
 _EVENT_CONDITIONS: dict[str, Callable[[Cell], bool]] = {

@@ -13,7 +13,7 @@ from schedloom.conformance.laboratory import Laboratory
 from schedloom.conformance.results import CellResult
 from schedloom.conformance.script import Act
 from schedloom.conformance.shrinking import shrink
-from schedloom.conformance.trial import TRIAL_STEPS, Trial, compare_with_stock, replay, try_cell
+from schedloom.conformance.trial import COMPARISONS, TRIAL_STEPS, Trial, replay, try_cell
 from schedloom.conformance.verdicts import Verdict, Violation
 from schedloom.conformance.weather import AIMED_SEED, CLIMATES, aimed_seeds
 
@@ -64,11 +64,11 @@ def _add(result: CellResult, trial: Trial) -> None:
 
 
 def _compared(laboratory: Laboratory, trial: Trial, result: CellResult, faults: Iterable[type]) -> list[Violation]:
-    """COMP-1, once in a cell: the same acts on the engine's own scheduler."""
+    """Once in a cell: the same acts on the engine's own scheduler, and with policies asked in another order."""
     if trial.violations or result.events["compared"]:
         return []
     result.events["compared"] += 1
-    return compare_with_stock(laboratory, trial, faults)
+    return [found for compare in COMPARISONS.values() for found in compare(laboratory, trial, faults)]
 
 
 def _shortest(
@@ -76,7 +76,7 @@ def _shortest(
 ) -> list[Act]:
     wanted = violations[0].invariant
     cell = replace(trial.cell, seed=trial.seed)
-    if wanted == "COMP-1":
+    if wanted in COMPARISONS:
         return list(trial.script)
 
     def breaks_it(acts: Sequence[Act]) -> bool:

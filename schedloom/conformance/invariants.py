@@ -215,10 +215,10 @@ _ALL = (
     ),
     Invariant(
         "DET-1",
-        "The same policies decide the same on the same schedule, in whatever order they are configured",
-        "every answer and every step of a second run, configured in the reverse order",
+        "The same policies decide the same on the same schedule, in whatever order they are asked",
+        "every answer and every step of a second run in which all are asked in the reverse order",
         ("token",),
-        ("T1",),
+        ("T1", "T2"),
     ),
     Invariant(
         "SHADOW-1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -32,6 +33,11 @@ def build(names: Sequence[str], registry: Registry | None = None, faults: Iterab
     if of_policies := [fault for fault in faults if hasattr(fault, "policy")]:
         registry = _Faulty(registry, of_policies)
     return compose([PolicyChoice(name=name, **settings_of(name, registry)) for name in names], registry)
+
+
+def asked_in_reverse(policies: PolicySet) -> PolicySet:
+    """The same policies, asked in the reverse order wherever several are."""
+    return replace(policies, hooks={name: hooks[::-1] for name, hooks in policies.hooks.items()})
 
 
 def settings_of(name: str, registry: Registry) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,15 +82,31 @@ def compare_with_stock(laboratory: Laboratory, trial: Trial, faults: Iterable[ty
     acts = [replace(act, marked=False) if isinstance(act, script.Arrive) else act for act in trial.script]
     stock = _schedule(Bench(laboratory, cell, None), acts)
     composed = _schedule(Bench(laboratory, cell, subjects.build(()), faults), acts)
-    for step, (expected, found) in enumerate(zip(stock, composed, strict=False)):
-        for what in expected:
-            if expected[what] != found[what]:
-                message = f"{what}: {found[what]}, the engine's own scheduler {expected[what]}"
-                return [Violation("COMP-1", message, step)]
-    if len(stock) != len(composed):
-        message = f"{len(composed)} steps, the engine's own scheduler takes {len(stock)}"
-        return [Violation("COMP-1", message, len(stock))]
-    return []
+    return _differences("COMP-1", composed, "the engine's own scheduler", stock)
+
+
+def compare_orders(laboratory: Laboratory, trial: Trial, faults: Iterable[type] = ()) -> list[Violation]:
+    """DET-1: do the acts of ``trial`` again, once with all policies asked in the reverse order."""
+    cell = replace(trial.cell, seed=trial.seed)
+    policies, others = (subjects.build(cell.policies, faults=faults) for _ in range(2))
+    if all(len(hooks) < 2 for hooks in policies.hooks.values()):
+        return []
+    once = _schedule(Bench(laboratory, cell, policies, faults), trial.script)
+    again = _schedule(Bench(laboratory, cell, subjects.asked_in_reverse(others), faults), trial.script)
+    return _differences("DET-1", again, "in the usual order", once)
+
+
+def _differences(
+    invariant: str, found: Sequence[dict[str, Any]], otherwise: str, expected: Sequence[dict[str, Any]]
+) -> list[Violation]:
+    """The first, if there is one."""
+    for step, (one, other) in enumerate(zip(found, expected, strict=False)):
+        for what in one:
+            if one[what] != other[what]:
+                return [Violation(invariant, f"{what}: {one[what]}, {otherwise} {other[what]}", step)]
+    if len(found) == len(expected):
+        return []
+    return [Violation(invariant, f"{len(found)} steps, {otherwise} {len(expected)}", min(len(found), len(expected)))]
 
 
 def _schedule(bench: Bench, acts: Iterable[script.Act]) -> list[dict[str, Any]]:
@@ -106,13 +122,16 @@ def _schedule(bench: Bench, acts: Iterable[script.Act]) -> list[dict[str, Any]]:
     return bench.schedule
 
 
+COMPARISONS = {"COMP-1": compare_with_stock, "DET-1": compare_orders}
+"""What is known only from several runs of the same acts, by its invariant."""
+
+
 def hunt(laboratory: Laboratory, mutant: Mutant, seeds: int) -> Trial | None:
     """The first trial in which ``mutant`` is accused of what it breaks, of ``seeds`` at most."""
     for seed in range(mutant.seed, mutant.seed + seeds):
         trial = try_cell(laboratory, mutant.cell, seed, faults=(mutant.fault,))
-        if not trial.violations and mutant.dies_on == "COMP-1":
-            differences = compare_with_stock(laboratory, trial, (mutant.fault,))
-            trial = replace(trial, violations=tuple(differences))
+        if not trial.violations and (compare := COMPARISONS.get(mutant.dies_on)):
+            trial = replace(trial, violations=tuple(compare(laboratory, trial, (mutant.fault,))))
         if mutant.dies_on in {violation.invariant for violation in trial.violations}:
             return trial
     return None

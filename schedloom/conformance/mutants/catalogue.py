@@ -84,6 +84,7 @@ _ALL = (
     Mutant(runners.HidesResumption, "TOK-1", _TIGHT),
     Mutant(recovery.SavesWrongBlocks, "KV-3", _OFFLOAD),
     Mutant(recovery.SavesTooMuch, "KV-3", _OFFLOAD),
+    Mutant(recovery.HeedsWhoIsAskedFirst, "DET-1", Cell(offload=True, policies=("offload_restore", "recompute"))),
     Mutant(returning.ReturnsInFlight, "RET-1", _ASYNC_RETURN),
     Mutant(returning.ReturnsSeeded, "RET-1", _RETURN),
     Mutant(returning.ReturnsUnmarked, "RET-1", _RETURN),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 
@@ -30,3 +31,21 @@ class SavesTooMuch:
             request.num_computed_tokens -= 1
             request._output_token_ids.pop()
             request._all_token_ids.pop()
+
+
+class HeedsWhoIsAskedFirst:
+    """Where two policies name ways for a preempted request, only those of the first are tried."""
+
+    def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._recover = FirstAnswer(self._recover)
+
+
+class FirstAnswer:
+    """A hook of which only the first answer is heard."""
+
+    def __init__(self, hook: Any) -> None:
+        self._hook = hook
+
+    def ask(self, *arguments: Any) -> Any:
+        return islice(self._hook.ask(*arguments), 1)

@@ -248,7 +248,8 @@ class ModelScheduler:
         for policy, answer in answers:
             if answer.verdict is Verdict.REJECT and not request.marked:
                 self._accuse("REJ-1", f"policy {policy} turns {request.request_id} away, which is no local attempt")
-        strictest = max((answer for _, answer in answers), key=lambda answer: answer.verdict, default=None)
+        given = (answer for _, answer in answers)
+        strictest = max(given, key=lambda answer: (answer.verdict, answer.whole_lane), default=None)
         return strictest or Admission(Verdict.ADMIT)
 
     def _join(self, request: ModelRequest, batch: Batch) -> bool:

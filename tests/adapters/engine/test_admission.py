@@ -21,6 +21,7 @@ from tests.adapters.engine.scenarios import (
     warm_attempt,
     warm_up,
 )
+from tests.conformance.test_composition import These
 
 
 class AdmitsWithoutKV(Policy):
@@ -268,3 +269,31 @@ def test_what_is_put_off_counts_once_for_each_reason_in_a_row(make: Make) -> Non
     counts = {(verdict, reason): count for (_, _, verdict, reason), count in runner.scheduler.decisions.counts.items()}
     assert counts == {("DEFER", "defer"): 2, ("HOLD", "hold"): 1, ("ADMIT", ""): 1}
     assert not runner.scheduler._put_off
+
+
+class DefersOne(Policy):
+    name = "one"
+
+    @hookimpl
+    def admit(self) -> Admission:
+        return Admission(Verdict.DEFER, "one")
+
+
+class DefersAll(Policy):
+    """It is asked before or after ``DefersOne``, by its name."""
+
+    name = "all"
+
+    @hookimpl
+    def admit(self) -> Admission:
+        return Admission(Verdict.DEFER, "all", whole_lane=True)
+
+
+@pytest.mark.parametrize("asked", ["all", "two"])
+def test_a_whole_lane_is_put_off_whoever_is_asked_first(make: Make, asked: str) -> None:
+    other = type("DefersAll", (DefersAll,), {"name": asked})
+    runner = make("one", asked, registry=These(DefersOne, other))
+    closed = record_calls(runner.scheduler, "close_lane")
+    runner.scheduler.add_request(make_request("r", tokens(1, 40)))
+    runner.steps(1)
+    assert closed == ["r"]

@@ -107,11 +107,11 @@ class AdmissionPart(PolicyScheduler):
         return is_fresh(request) and not request.is_finished() and not self.view.has_blocks(request)
 
     def _judge(self, request: Any, name: str, hook: HookCaller) -> Verdict:
-        """The strictest verdict of all policies, carried out where it is a rejection."""
+        """The strictest verdict of all, for a whole lane if one of them says so. A rejection is carried out."""
         view = VllmRequestView(request)
         policy, strictest = "", Admission(Verdict.ADMIT)
         for candidate, answer in hook.ask(view, self.view):
-            if not policy or answer.verdict > strictest.verdict:
+            if not policy or _reach(answer) > _reach(strictest):
                 policy, strictest = candidate, answer
         if not policy:
             return Verdict.ADMIT
@@ -139,6 +139,10 @@ class AdmissionPart(PolicyScheduler):
         if self._put_off.get(request.request_id) != (answer.verdict, answer.reason):
             self._put_off[request.request_id] = (answer.verdict, answer.reason)
             self.decisions.record(decision)
+
+
+def _reach(answer: Admission) -> tuple[Verdict, bool]:
+    return answer.verdict, answer.whole_lane
 
 
 def is_fresh(request: Any) -> bool:
