@@ -233,7 +233,7 @@ def _explanation(name: str) -> list[str]:
         ]
     if name in MUTANTS:
         mutant = MUTANTS[name]
-        return [f"[bold]{name}[/] {mutant.description}", f"Breaks {mutant.dies_on}, in: {mutant.cell.label()}."]
+        return [f"[bold]{name}[/] {mutant.description}", f"Breaks {mutant.dies_on}, in: {mutant.where}."]
     return _explained_cell(name)
 
 

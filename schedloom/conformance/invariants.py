@@ -235,6 +235,14 @@ _ALL = (
         ("R1", "R2"),
     ),
     Invariant(
+        "OWN-1",
+        "session_owner: a local attempt goes to the session's owner, within the bound on its lead, and only where it "
+        "can be turned away; what cannot be split goes there too",
+        "what engines are sent, against the sessions that the router keeps and the load of its fleet",
+        ("append",),
+        ("R1",),
+    ),
+    Invariant(
         "COMP-2",
         "Every set of policies is accepted and then holds every invariant, or is refused with names and a reason",
         "composition of every pair and triple, and of the whole set",

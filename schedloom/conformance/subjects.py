@@ -29,10 +29,15 @@ def plain(names: tuple[str, ...]) -> tuple[Policy, ...]:
 def build(names: Sequence[str], registry: Registry | None = None, faults: Iterable[type] = ()) -> PolicySet:
     """The composition of ``names``, newly built, with those of ``faults`` that are a policy's. Raises
     ConfigurationError when it is refused."""
-    registry = registry or _installed()
-    if of_policies := [fault for fault in faults if hasattr(fault, "policy")]:
-        registry = _Faulty(registry, of_policies)
+    registry = with_faults(faults, registry)
     return compose([PolicyChoice(name=name, **settings_of(name, registry)) for name in names], registry)
+
+
+def with_faults(faults: Iterable[type], registry: Registry | None = None) -> Registry:
+    """``registry``, in which those of ``faults`` that are a policy's stand before it."""
+    of_policies = [fault for fault in faults if hasattr(fault, "policy")]
+    registry = registry or _installed()
+    return _Faulty(registry, of_policies) if of_policies else registry
 
 
 def asked_in_reverse(policies: PolicySet) -> PolicySet:

@@ -320,12 +320,16 @@ def _hunt_mutants(order: Order, workers: Workers, until: float, result: RunResul
 def hunt_here(name: str) -> MutantResult:
     """Look for one known-bad subject in this process."""
     mutant = MUTANTS[name]
-    found = pure.hunt(mutant, MUTANT_SEEDS) if mutant.is_policy else _hunted(mutant)
+    found = _hunted(mutant)
     seed, message = found or (None, "")
     return MutantResult(name, mutant.dies_on, found is not None, seed, message)
 
 
 def _hunted(mutant: Mutant) -> tuple[int, str] | None:
+    if mutant.is_policy:
+        return pure.hunt(mutant, MUTANT_SEEDS)
+    if mutant.tier:
+        return tiers.hunt(mutant, MUTANT_SEEDS)
     trial = hunt(laboratory(), mutant, MUTANT_SEEDS)
     return None if trial is None else (trial.seed, _accusation(trial.violations, mutant.dies_on))
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
+from schedloom.conformance import subjects
 from schedloom.conformance.applicability import settle
+from schedloom.conformance.mutants import Mutant
 from schedloom.conformance.results import Case, CellResult
 from schedloom.conformance.verdicts import Verdict, Violation
 from schedloom.core.errors import ConfigurationError
@@ -47,7 +49,8 @@ class Tier(Protocol):
     def play(self, case: Any, seed: int) -> Mapping[str, Any]:
         """``steps``, a number; ``events``, counts by name; ``violations``, pairs of an invariant and a sentence.
 
-        Raises ConfigurationError when it cannot be played here.
+        A tier with known-bad subjects of its own also takes the registry that has them. Raises ConfigurationError when
+        it cannot be played here.
         """
         ...
 
@@ -77,6 +80,18 @@ def examine(case: Case, name: str, profile: str, first_seed: int) -> CellResult:
         result.verdict, result.missing = Verdict.REFUSED, [str(error)]
     result.seconds = time.perf_counter() - began
     return result
+
+
+def hunt(mutant: Mutant, seeds: int) -> tuple[int, str] | None:
+    """The first seed with which ``mutant`` is accused of what it breaks, and of what it is accused."""
+    tier: Any = load(mutant.tier)
+    (case,) = tier.cases([mutant.cell.policies], "core")
+    registry = subjects.with_faults((mutant.fault,))
+    for seed in range(seeds):
+        for invariant, message in tier.play(case, seed, registry)["violations"]:
+            if invariant == mutant.dies_on:
+                return seed, message
+    return None
 
 
 def _play(tier: Tier, result: CellResult, seeds: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from schedloom import __version__
 from schedloom.core.composition import compose
+from schedloom.core.registry import Registry
 from schedloom.router.attempts import Attempts
 from schedloom.router.breaker import Clock
 from schedloom.router.client import HttpUpstream
@@ -56,13 +57,14 @@ class RouterApp:
         clock: Clock = time.monotonic,
         chance: Random | None = None,
         metrics: Metrics | None = None,
+        registry: Registry | None = None,
     ) -> None:
         self.fleet = build_fleet(settings.workers, clock)
         self.metrics = metrics or Metrics()
         self.sessions = self._kept(sessions, settings, clock)
         self._upstream = upstream or HttpUpstream(settings.connect_timeout_seconds)
         self.membership = Membership(self.fleet, self._upstream, settings)
-        policies, excuses = compose(settings.choices), Excuses(self.metrics)
+        policies, excuses = compose(settings.choices, registry), Excuses(self.metrics)
         self._events = Events(self.fleet) if any(policy.listens for policy in policies.policies) else None
         view = self._view = View(clock, self._events or NobodyTells(), chance or Random())
         selection = Selection(self.fleet, policies, excuses, view)

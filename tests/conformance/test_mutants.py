@@ -8,8 +8,8 @@ from schedloom.conformance.mutants import MUTANTS
 from schedloom.conformance.trial import hunt
 
 SEEDS = 28
-FAULTS = [name for name, mutant in MUTANTS.items() if not mutant.is_policy]
-"""Those tried on vLLM's schedulers; policies are tried on the pure model."""
+FAULTS = [name for name, mutant in MUTANTS.items() if not (mutant.is_policy or mutant.tier)]
+"""Those tried on vLLM's schedulers; policies are tried on the pure model, and those of the router in their tier."""
 
 
 @pytest.mark.parametrize("name", FAULTS)

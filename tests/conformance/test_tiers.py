@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from schedloom.conformance import composition, coverage, suite, tiers
+from schedloom.conformance import composition, coverage, subjects, suite, tiers
+from schedloom.conformance.mutants import MUTANTS
 from schedloom.conformance.report import document, junit
 from schedloom.conformance.results import RunResult
 from schedloom.conformance.verdicts import Verdict
@@ -149,3 +150,26 @@ def test_a_cell_that_failed_is_played_again_from_the_report(monkeypatch: pytest.
     again = run_only(monkeypatch, Covered(played(("KV-2", "left"))), cell=failed.id)
     assert [found.cell for found in again.cells] == [failed.cell]
     assert again.verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("TriesAnotherDecoder", "an attempt away from the owner"),
+        ("TriesWhereNobodyIsTurnedAway", "turns nobody away"),
+        ("KeepsSessionsWhateverTheLoad", "requests ahead"),
+        ("SendsWholeRequestsAnywhere", "a whole request away from the owner"),
+    ],
+)
+def test_a_routing_policy_that_lacks_a_guard_is_found_by_what_engines_are_sent(name: str, words: str) -> None:
+    mutant = MUTANTS[name]
+    assert tiers.hunt(mutant, 28) is not None
+    tier: Any = tiers.load(mutant.tier)
+    (case,) = tier.cases([mutant.cell.policies], "core")
+    played = [tier.play(case, seed, subjects.with_faults((mutant.fault,))) for seed in range(12)]
+    assert {invariant for run in played for invariant, _ in run["violations"]} == {"OWN-1"}
+    assert any(words in message for run in played for _, message in run["violations"])
+
+
+def test_known_bad_subjects_of_a_tier_are_tried_with_those_of_engines() -> None:
+    assert suite.hunt_here("TriesAnotherDecoder").killed

@@ -114,7 +114,7 @@ def planned(bench: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(Planner, "plan", staticmethod(plan))
 
-        def compose(choices: Any) -> Any:
+        def compose(choices: Any, registry: Any) -> Any:
             return composition.PolicySet((), {"plan_route": (composition.Hook("planner", Planner().plan_route),)})
 
         monkeypatch.setattr(app, "compose", compose)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from schedloom.conformance.cells import Cell
-from schedloom.conformance.mutants import answers, blocks, guards, policies, recovery, requests, returning, runners
+from schedloom.conformance.mutants import (
+    answers,
+    blocks,
+    guards,
+    policies,
+    recovery,
+    requests,
+    returning,
+    routing,
+    runners,
+)
 from schedloom.core.policy import Policy
 
 _TIGHT = Cell()
@@ -22,12 +32,14 @@ _ASYNC_RETURN = Cell(role="consumer", policies=("recompute",), asynchronous=True
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``dies_on`` is the invariant whose oracle must accuse it; ``seed`` is where looking for that begins."""
+    """``dies_on`` is the invariant whose oracle must accuse it; ``seed`` is where looking for that begins. ``tier`` is
+    that of the router's policies, of which ``cell`` has the names."""
 
     fault: type
     dies_on: str
     cell: Cell
     seed: int = 0
+    tier: str = ""
 
     @property
     def name(self) -> str:
@@ -35,8 +47,12 @@ class Mutant:
 
     @property
     def is_policy(self) -> bool:
-        """Whether it is tried on the model of T1, and otherwise in T2."""
+        """Whether it is tried on the model of T1, and otherwise in its tier, or in T2."""
         return issubclass(self.fault, Policy)
+
+    @property
+    def where(self) -> str:
+        return f"{self.tier} with {'+'.join(self.cell.policies)}" if self.tier else self.cell.label()
 
     @property
     def description(self) -> str:
@@ -159,4 +175,13 @@ _GUARDS = (
     Mutant(guards.LeasesTheWholePool, "LEA-1", _LEASE),
 )
 
-MUTANTS = {mutant.name: mutant for mutant in (*_ALL, *_POLICIES, *_GUARDS)}
+_OWNER = Cell(policies=("session_owner",))
+
+_ROUTING = (
+    Mutant(routing.TriesAnotherDecoder, "OWN-1", _OWNER, tier="R1"),
+    Mutant(routing.TriesWhereNobodyIsTurnedAway, "OWN-1", _OWNER, tier="R1"),
+    Mutant(routing.KeepsSessionsWhateverTheLoad, "OWN-1", _OWNER, tier="R1"),
+    Mutant(routing.SendsWholeRequestsAnywhere, "OWN-1", _OWNER, tier="R1"),
+)
+
+MUTANTS = {mutant.name: mutant for mutant in (*_ALL, *_POLICIES, *_GUARDS, *_ROUTING)}

@@ -29,6 +29,7 @@ class SessionOwnerRouting(Policy):
 
     name = "session_owner"
     Settings = SessionOwnerSettings
+    conformance_settings = SessionOwnerSettings(max_lead=0)
     settings: SessionOwnerSettings
 
     @hookimpl

@@ -9,8 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from schedloom.core.registry import Registry
+
 OWNER_POLICY = "session_owner"
 """Who makes local attempts."""
+
+OWNED = "OWN-1"
+"""What it promises."""
+
+EVERYWHERE = ("OUT-1", "OUT-2", "OUT-3", "REJ-1", "RET-2", "FB-1", "KV-2", "KV-4", "LIVE-1", "OBS-1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ class SimulationTier:
 
     side = "router"
     strength = 0
-    invariants = ("OUT-1", "OUT-2", "OUT-3", "REJ-1", "RET-2", "FB-1", "KV-2", "KV-4", "LIVE-1", "OBS-1")
+    invariants: tuple[str, ...] = (*EVERYWHERE, OWNED)
 
     def cases(self, sets: Sequence[tuple[str, ...]], profile: str) -> list[SimulatedRouter]:
         return [SimulatedRouter(policies) for policies in sets if profile == "full" or len(policies) != 3]
@@ -56,11 +63,11 @@ class SimulationTier:
         ways = ["append", "fallback"] if OWNER_POLICY in case.policies else []
         return ["answered", "error", "client left", "pd", *ways]
 
-    def play(self, case: SimulatedRouter, seed: int) -> dict[str, Any]:
+    def play(self, case: SimulatedRouter, seed: int, registry: Registry | None = None) -> dict[str, Any]:
         from schedloom.router.laboratory.clock import simulate
         from schedloom.router.laboratory.town import Town
 
-        town = Town(seed, policies=case.policies, append=OWNER_POLICY in case.policies)
+        town = Town(seed, policies=case.policies, append=OWNER_POLICY in case.policies, registry=registry)
         with _quiet():
             simulate(town.play())
         return _found(town)
@@ -69,18 +76,20 @@ class SimulationTier:
 class SocketTier(SimulationTier):
     """R2, registered beside R1: the router's own HTTP client, on sockets of this machine and a real clock."""
 
+    invariants = EVERYWHERE
+
     def seeds(self, profile: str) -> int:
         return 8
 
     def cases(self, sets: Sequence[tuple[str, ...]], profile: str) -> list[SimulatedRouter]:
         return [SimulatedRouter(policies, "on sockets") for policies in sets if len(policies) <= 1]
 
-    def play(self, case: SimulatedRouter, seed: int) -> dict[str, Any]:
+    def play(self, case: SimulatedRouter, seed: int, registry: Registry | None = None) -> dict[str, Any]:
         import asyncio
 
         from schedloom.router.laboratory.sockets import WiredTown
 
-        town = WiredTown(seed, policies=case.policies, append=OWNER_POLICY in case.policies)
+        town = WiredTown(seed, policies=case.policies, append=OWNER_POLICY in case.policies, registry=registry)
         with _quiet():
             asyncio.run(town.play())
         return _found(town)

@@ -16,6 +16,7 @@ from typing import Any
 
 from schedloom.core.continuation import CONTINUABLE_KEY, RESUME_KEY, HandBack, Ticket, digest
 from schedloom.core.wire import CONTRACT_PATH, LOCAL_ATTEMPT_KEY, REJECTION_PREFIX, EngineContract, Role
+from schedloom.router.laboratory.ownership import Ownership
 from schedloom.router.upstream import BrokenOff, ConnectFailed, TimedOut, TooLate, UpstreamRequest, UpstreamResponse
 
 LEASE = 12.0
@@ -56,6 +57,8 @@ class SimulatedEngine:
     leases: dict[str, float] = field(default_factory=dict)
     holds: set[str] = field(default_factory=set)
     recomputes: bool = False
+    passive: bool = False
+    """It has ``append_prefill``, switched off."""
 
     @property
     def contract(self) -> Any:
@@ -67,6 +70,7 @@ class SimulatedEngine:
             block_size=16,
             kv_lease_seconds=LEASE,
             features=features,
+            inactive=["append_prefill"] if self.passive else [],
         )
 
     def happens(self, fault: str) -> bool:
@@ -122,6 +126,7 @@ class SimulatedUpstream:
     def __init__(self, engines: list[SimulatedEngine], ledger: Ledger) -> None:
         self.engines = {engine.origin: engine for engine in engines}
         self.ledger = ledger
+        self.ownership: Ownership | None = None
 
     async def close(self) -> None:
         return None
@@ -133,6 +138,8 @@ class SimulatedUpstream:
         body = json.loads(request.body)
         label = _label(body)
         self.ledger.dispatches[label] = self.ledger.dispatches.get(label, 0) + 1
+        if self.ownership is not None and (wrong := await self.ownership.wrong_with(request, body)):
+            self.ledger.wrongs.append(f"{label}: {wrong}")
         try:
             await self._reach(engine, request)
         except asyncio.CancelledError:

@@ -24,7 +24,10 @@ def wrongs_of_town(town: Town) -> list[Wrong]:
 
 
 def _broken_by(wrong: str) -> str:
-    """Engines complain of tickets and marks, of a local attempt that is none, or of KV that was pulled wrongly."""
+    """Engines complain of tickets and marks, of a local attempt that is none, or of KV that was pulled wrongly; some of
+    what they get should have gone elsewhere."""
+    if "owner" in wrong:
+        return "OWN-1"
     if "ticket" in wrong or "marks" in wrong:
         return "RET-2"
     return "REJ-1" if "local attempt" in wrong else "KV-4"

@@ -6,17 +6,23 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from schedloom.core.registry import Registry
 from schedloom.core.wire import Role
 from schedloom.router.app import RouterApp
+from schedloom.router.laboratory import OWNER_POLICY
 from schedloom.router.laboratory.client import Client, Received
 from schedloom.router.laboratory.engines import LEASE, MODEL, Faults, Ledger, SimulatedEngine, SimulatedUpstream
-from schedloom.router.settings import router_settings
+from schedloom.router.laboratory.ownership import Ownership
+from schedloom.router.settings import RouterSettings, router_settings
 from schedloom.router.upstream import Upstream
 
 HANDOFF = 10.0
 PROMPT = "a" * 3000
 CONTINUATIONS = 3
+PASSIVE, WHOLE = 0.2, 0.15
+"""The shares of Decoders that turn nobody away, and of requests that cannot be split."""
 
 
 @dataclass
@@ -45,9 +51,11 @@ class Town:
         healthy: int = 0,
         policies: Sequence[str] = (),
         append: bool = True,
+        registry: Registry | None = None,
     ) -> None:
         self.append = append
-        self.policies = [{"name": name} for name in policies]
+        self.registry = registry or Registry()
+        self.policies = [{"name": name, **self._settings_of(name)} for name in policies]
         self.random = random.Random(seed)
         self.ledger = Ledger()
         roles = [Role.PRODUCER] * self.random.randint(1, 3) + [Role.CONSUMER] * self.random.randint(1, 3)
@@ -60,6 +68,13 @@ class Town:
         for engine in self.engines:
             engine.recomputes = engine.role is Role.CONSUMER and self.random.random() < 0.7
         self.turns: list[Turn] = []
+        self._oddities = random.Random(~seed)
+        for engine in self.engines:
+            engine.passive = engine.role is Role.CONSUMER and self._oddities.random() < PASSIVE
+
+    def _settings_of(self, name: str) -> dict[str, Any]:
+        chosen = self.registry.load(name).conformance_settings
+        return {} if chosen is None else chosen.model_dump(exclude_unset=True)
 
     async def play(self, clients: int = 4, turns: int = 4) -> None:
         settings = router_settings(
@@ -74,11 +89,21 @@ class Town:
             }
         )
         loop = asyncio.get_running_loop()
-        self.app = RouterApp(settings, self._upstream(), clock=loop.time, chance=random.Random(0))
+        upstream, chance = self._upstream(), random.Random(0)
+        self.app = RouterApp(settings, upstream, clock=loop.time, chance=chance, registry=self.registry)
+        if isinstance(upstream, SimulatedUpstream):
+            upstream.ownership = self._ownership(settings)
         await self.app.start()
         await asyncio.gather(*[self._client(number, turns) for number in range(clients)])
         await asyncio.sleep(self.rest)
         await self.app.close()
+
+    def _ownership(self, settings: RouterSettings) -> Ownership | None:
+        chosen = next((choice for choice in settings.choices if choice.name == OWNER_POLICY), None)
+        if chosen is None:
+            return None
+        wanted: Any = self.registry.load(OWNER_POLICY).Settings.model_validate(chosen.settings)
+        return Ownership(self.app, wanted.max_lead)
 
     def _upstream(self) -> Upstream | None:
         return SimulatedUpstream(self.engines, self.ledger)
@@ -93,6 +118,7 @@ class Town:
         client = Client(self.app)
         stream = self.random.random() < 0.6
         body = {"model": MODEL, "prompt": PROMPT, "stream": stream, "user": label}
+        body |= {"n": 2} if self._oddities.random() < WHOLE else {}
         headers = {"x-schedloom-ttft-slo-ms": "20"} if self.policies and self.random.random() < 0.5 else {}
         headers |= {} if session is None else {"X-Session-ID": session}
         left = self.random.random() < 0.2

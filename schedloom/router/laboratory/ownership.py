@@ -1,0 +1,52 @@
+"""What session_owner promises, seen from what engines are sent: where the follow-up turns of a session go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedloom.core.wire import is_local_attempt
+from schedloom.router.app import RouterApp
+from schedloom.router.fleet import Worker
+from schedloom.router.sessions import SessionKey
+from schedloom.router.tenants import EVERYBODY
+from schedloom.router.upstream import UpstreamRequest
+
+TURNS_AWAY = "append_prefill"
+"""Without it a Decoder makes the best of every local attempt."""
+
+
+class Ownership:
+    """Watches a router in whose policies an owner may be ``max_lead`` requests ahead."""
+
+    def __init__(self, app: RouterApp, max_lead: int) -> None:
+        self._app, self._max_lead = app, max_lead
+
+    async def wrong_with(self, request: UpstreamRequest, body: dict[str, Any]) -> str | None:
+        """Why the engine should not have got this, or ``None``."""
+        marked = is_local_attempt(body.get("vllm_xargs"))
+        if not marked and body.get("n", 1) == 1:
+            return None
+        home = await self._home(dict(request.headers).get(b"x-session-id", b"").decode(), body["model"])
+        here = home is not None and home.origin == request.origin
+        lead = self._lead(home, request.origin) if home is not None else 0.0
+        if not marked:
+            elsewhere = home in self._app.fleet.decoders and not here and lead <= self._max_lead
+            return "a whole request away from the owner of its session" if elsewhere else None
+        if home is None or not here:
+            return "an attempt away from the owner of its session"
+        if TURNS_AWAY in home.contract.inactive:
+            return "an attempt at an owner that turns nobody away"
+        return f"an attempt at an owner that is {lead} requests ahead" if lead > self._max_lead else None
+
+    async def _home(self, session: str, model: str) -> Worker | None:
+        owner = await self._app.sessions.owner(SessionKey(EVERYBODY.name, model, session)) if session else None
+        alive = owner is not None and self._app.fleet.owner_is_here(owner)
+        return self._app.fleet.find(owner.worker) if owner is not None and alive else None
+
+    def _lead(self, home: Worker, origin: str) -> float:
+        """How far ``home`` is ahead of the least busy Decoder, not counting the request, which is under way to one."""
+        loads = {
+            worker: worker.load - (worker.origin == origin) / len(worker.targets)
+            for worker in (home, *self._app.fleet.decoders)
+        }
+        return loads[home] - min(loads.values())
