@@ -88,8 +88,8 @@ AIMED: dict[str, dict[str, Any]] = {
         "shortest_prompt": 2, "longest": 3, "shortest_answer": 40
     },
     "want of blocks": {
-        **_UNDISTURBED, "load": 8, "arrival": 0.95, "squeeze": 0.3, "want": True, "follow_up": 0.3,
-        "longest": 40, "shortest_answer": 30, "continuable": 1.0
+        **_UNDISTURBED, "load": 12, "arrival": 0.95, "squeeze": 0.3, "want": True, "follow_up": 0.3,
+        "longest": 20, "shortest_answer": 40, "continuable": 1.0
     },
 }  # fmt: skip
 """Weather for what a cell has not met by chance: nothing is weaker for it, as an event must still happen."""
@@ -99,6 +99,7 @@ AIMS = {
     "full batch": "streams that stay",
     "preempted": "want of blocks",
     "resumed": "want of blocks",
+    "saved": "want of blocks",
     "handed back": "want of blocks",
     "continued": "want of blocks",
 }
@@ -161,7 +162,7 @@ class Forecast:
             self._squeezed = True
             most = self._bench.cell.num_blocks
             return script.Squeeze(most if self.weather.want else self._rng.randrange(1, most))
-        return script.Step(self._rng.choice((1, 2, 5)))
+        return script.Step(1 if self.weather.want else self._rng.choice((1, 2, 5)))
 
     def _arrival(self) -> script.Arrive:
         rng, weather, cell = self._rng, self.weather, self._bench.cell
