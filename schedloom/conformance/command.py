@@ -26,10 +26,6 @@ console = Console()
 
 EXIT_CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.INCONCLUSIVE: 3, Verdict.REFUSED: 3}
 HEARTBEAT_SECONDS = 15.0
-NEVER_REJECTED = (
-    "a policy that turns nobody away says conformance_never_rejects = True; one that does wants conformance_settings "
-    "under which sequences of at most 192 tokens reach its thresholds (docs/conformance.md)"
-)
 _CELL_ID = re.compile("[0-9a-f]{8}")
 STYLES = {Verdict.PASSED: "green", Verdict.FAILED: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.REFUSED: "dim"}
 
@@ -141,12 +137,8 @@ def _show(result: Any, reports: list[Path]) -> None:
     for found in result.cells:
         if found.verdict in (Verdict.FAILED, Verdict.INCONCLUSIVE):
             console.print(f"[{STYLES[found.verdict]}]{found.verdict.value}[/] {found.cell.label()}")
-            for violation in found.violations:
-                console.print(f"    {violation.invariant}: {violation.message}")
-            if found.missing:
-                console.print(f"    never happened: {', '.join(found.missing)}")
-                if "rejected" in found.missing:
-                    console.print(f"    {NEVER_REJECTED}", soft_wrap=True)
+            for reason in found.reasons:
+                console.print(f"    {reason}", soft_wrap=True)
             console.print(f"    again: {reproduce(found, result.first_seed)}")
     for tier, reason in result.unavailable.items():
         console.print(f"[yellow]not run[/] {tier}: {reason}")

@@ -11,6 +11,11 @@ from schedloom.conformance.coverage import Coverage
 from schedloom.conformance.script import Act
 from schedloom.conformance.verdicts import Verdict, Violation
 
+NEVER_REJECTED = (
+    "a policy that turns nobody away says conformance_never_rejects = True; one that does wants conformance_settings "
+    "under which sequences of at most 192 tokens reach its thresholds (docs/conformance.md)"
+)
+
 
 class Case(Protocol):
     """What one result is about; in T2 a cell of the matrix."""
@@ -44,6 +49,18 @@ class CellResult:
     @property
     def id(self) -> str:
         return cell_id(self.cell)
+
+    @property
+    def advice(self) -> list[str]:
+        """What whoever wrote the policy can do about what is missing."""
+        return [NEVER_REJECTED] if "rejected" in self.missing else []
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why it did not pass, and what can be done about it."""
+        found = [f"{violation.invariant}: {violation.message}" for violation in self.violations]
+        missing = [f"never happened: {', '.join(self.missing)}"] if self.missing else []
+        return [*found, *missing, *self.advice]
 
 
 @dataclass(slots=True)

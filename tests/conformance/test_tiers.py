@@ -10,8 +10,8 @@ import pytest
 
 from schedloom.conformance import composition, coverage, subjects, suite, tiers
 from schedloom.conformance.mutants import MUTANTS
-from schedloom.conformance.report import document, junit
-from schedloom.conformance.results import RunResult
+from schedloom.conformance.report import document, junit, page
+from schedloom.conformance.results import NEVER_REJECTED, CellResult, RunResult
 from schedloom.conformance.verdicts import Verdict
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.laboratory import SimulatedRouter, SimulationTier, SocketTier, engines
@@ -173,3 +173,11 @@ def test_a_routing_policy_that_lacks_a_guard_is_found_by_what_engines_are_sent(n
 
 def test_known_bad_subjects_of_a_tier_are_tried_with_those_of_engines() -> None:
     assert suite.hunt_here("TriesAnotherDecoder").killed
+
+
+def test_every_report_says_what_can_be_done_about_what_never_happened() -> None:
+    found = CellResult(SimulatedRouter(()), Verdict.INCONCLUSIVE, invariants={"REJ-1": Verdict.INCONCLUSIVE})
+    found.missing = ["rejected"]
+    result = RunResult(None, "core", ["R1"], 0, {}, cells=[found])
+    assert document.as_plain(result)["results"][0]["advice"] == [NEVER_REJECTED]
+    assert NEVER_REJECTED in junit.render(result) and NEVER_REJECTED in page.render(result)

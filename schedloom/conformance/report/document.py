@@ -85,6 +85,8 @@ def _cell(cell: CellResult, result: RunResult) -> dict[str, Any]:
     }
     if cell.missing:
         plain["missing"] = cell.missing
+    if cell.advice:
+        plain["advice"] = cell.advice
     if cell.violations:
         plain["violations"] = [f"{found.invariant}: {found.message} (step {found.step})" for found in cell.violations]
     if cell.script or (cell.violations and cell.tier not in ("T1", "T2")):

@@ -28,7 +28,7 @@ def _suite(cell: CellResult, first_seed: int) -> ElementTree.Element:
         if verdict is Verdict.FAILED:
             ElementTree.SubElement(case, "failure", message="; ".join(messages)).text = reproduce(cell, first_seed)
         elif verdict is Verdict.INCONCLUSIVE:
-            ElementTree.SubElement(case, "error", message=f"inconclusive; never happened: {cell.missing}")
+            ElementTree.SubElement(case, "error", message="; ".join(["inconclusive", *cell.reasons]))
     if cell.verdict is Verdict.REFUSED:
         case = ElementTree.SubElement(suite, "testcase", classname=name, name="composition")
         ElementTree.SubElement(case, "skipped", message="; ".join(cell.missing))

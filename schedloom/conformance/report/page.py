@@ -82,9 +82,7 @@ def _cells(result: RunResult) -> str:
 
 
 def _cell(cell: CellResult, first_seed: int) -> str:
-    found = [f"{violation.invariant}: {violation.message}" for violation in cell.violations]
-    notes = [*found, *(f"never happened: {event}" for event in cell.missing)]
-    more = f"<details><summary>why</summary>{'<br>'.join(map(escape, notes))}</details>" if notes else ""
+    more = f"<details><summary>why</summary>{'<br>'.join(map(escape, cell.reasons))}</details>" if cell.reasons else ""
     seeds = f"{cell.seeds}, {cell.aimed} aimed" if cell.aimed else str(cell.seeds)
     return (
         f'<tr><td>{escape(cell.cell.label())}</td><td class="{cell.verdict.value}">{cell.verdict.value}{more}</td>'
