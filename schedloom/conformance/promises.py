@@ -176,8 +176,7 @@ class Promises:
     def _held(self, report: Report) -> None:
         """In an empty engine somebody is admitted, sooner or later, and at once when the news is old."""
         settings = self._settings["balance"]
-        somebody_waits = len(self._ledger.open) > self._engine.num_running
-        self._crowd.keeps_waiting = self._crowd.full and somebody_waits and self._crowd.lately(report.now, settings)
+        self._crowd.step(report, len(self._ledger.open) > self._engine.num_running, settings.stale_seconds)
         asked_lately = report.now - self._last < settings.stale_seconds
         self._last = report.now
         idle = not report.scheduled and not self._put_off and not self._cell.offload and self._somebody_may_start()
@@ -185,7 +184,7 @@ class Promises:
             self._held_back = self._held_by_old_news = 0
             return
         self._held_back += 1
-        self._held_by_old_news += not self._crowd.lately(report.now, settings)
+        self._held_by_old_news += not self._crowd.lately(report.now, settings.stale_seconds)
         if self._held_back > HOLD_STEPS or self._held_by_old_news > OLD_NEWS_STEPS:
             self._accuse("BAL-1", f"nobody was admitted for {self._held_back} steps of an empty engine")
 
@@ -268,7 +267,7 @@ class Promises:
 
 class Crowd:
     """What another rank has said of its load, and since when it has been full without a break. ``keeps_waiting`` tells
-    whether somebody may have been held in the last step: nobody need have been asked since.
+    whether somebody may have been held who still waits: nobody need have been asked since.
     """
 
     def __init__(self) -> None:
@@ -285,10 +284,14 @@ class Crowd:
             self._last = now
         self.full = full
 
-    def lately(self, now: float, settings: Any) -> bool:
-        return bool(now - self._last < settings.stale_seconds)
+    def step(self, report: Report, somebody_waits: bool, stale: float) -> None:
+        was_held = self.keeps_waiting and not report.admitted
+        self.keeps_waiting = somebody_waits and (was_held or (self.full and self.lately(report.now, stale)))
+
+    def lately(self, now: float, stale: float) -> bool:
+        return now - self._last < stale
 
     def surely_holds(self, now: float, settings: Any) -> bool:
         """Whether a rank that was asked about anybody would hold: said lately, and not for so long that it may not."""
-        lately = self.lately(now, settings)
+        lately = self.lately(now, settings.stale_seconds)
         return self.full and self._quiet_before and lately and now - self._since < settings.max_hold_seconds
