@@ -52,7 +52,7 @@ class Generation:
         reply = Reply(line, self._dialect)
         metrics = self._door.metrics
         reply.on_start = functools.partial(metrics.began, time.perf_counter())
-        metrics.in_flight += 1
+        metrics.came()
         try:
             outcome = await self._serve(scope, receive, line, reply)
         except ClientGone:
@@ -68,7 +68,7 @@ class Generation:
             outcome = "failed"
             await reply.stop(Failure.own(500, "The router failed.", "internal_error"))
         finally:
-            metrics.in_flight -= 1
+            metrics.went()
         metrics.ended(reply.decision, outcome)
 
     async def _serve(self, scope: Scope, receive: Receive, line: Line, reply: Reply) -> str:

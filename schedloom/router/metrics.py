@@ -8,6 +8,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from schedloom.router.figures import Counts, Durations, OwnCounts, OwnDurations, SharedCounts, SharedDurations
+
 _PREFIX = "schedloom_router_"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -27,8 +29,12 @@ class Metrics:
         self._shared = shared
         self._in_flight = 0
         self._gauge = self._load()
-        self.requests = self._counter(
-            "requests", "Requests that ended, by the route of the last attempt and by outcome.", "route", "outcome"
+        own = shared is None
+        self._requests: Counts = (OwnCounts if own else SharedCounts)(
+            f"{_PREFIX}requests",
+            "Requests that ended, by the route of the last attempt and by outcome.",
+            ("route", "outcome"),
+            self.registry,
         )
         self.local_attempts = self._counter("local_attempts", "Local attempts that ended.")
         self.local_results = self._counter("local_attempt_results", "Local attempts by result.", "result")
@@ -42,19 +48,19 @@ class Metrics:
         )
         self.policy_errors = self._counter("policy_errors", "Exceptions in policies.", "policy")
         self.tokenizing = self._seconds("tokenize_seconds", "What it cost to have a prompt tokenized for routing.")
-        self.first_byte = self._seconds(
-            "time_to_first_byte_seconds",
+        self._first_byte: Durations = (OwnDurations if own else SharedDurations)(
+            f"{_PREFIX}time_to_first_byte_seconds",
             "From a request's arrival to the first byte of its answer, by route.",
-            "route",
+            ("route",),
+            _SECONDS,
+            self.registry,
         )
-        self._first_byte_by: dict[str, Histogram] = {}
-        self._requests_by: dict[tuple[str, str], Counter] = {}
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(f"{_PREFIX}{name}", meaning, labels, registry=self.registry)
 
-    def _seconds(self, name: str, meaning: str, *labels: str) -> Histogram:
-        return Histogram(f"{_PREFIX}{name}", meaning, labels, buckets=_SECONDS, registry=self.registry)
+    def _seconds(self, name: str, meaning: str) -> Histogram:
+        return Histogram(f"{_PREFIX}{name}", meaning, buckets=_SECONDS, registry=self.registry)
 
     def _load(self) -> Gauge:
         """Read when it is asked for; of several processes, each tells its own as it changes."""
@@ -65,16 +71,10 @@ class Metrics:
 
     def began(self, at: float, route: str) -> None:
         """The answer to a request that came ``at`` an instant of the performance counter begins."""
-        child = self._first_byte_by.get(route)
-        if child is None:
-            child = self._first_byte_by[route] = self.first_byte.labels(route or "none")
-        child.observe(time.perf_counter() - at)
+        self._first_byte.took((route or "none",), time.perf_counter() - at)
 
     def ended(self, route: str, outcome: str) -> None:
-        child = self._requests_by.get((route, outcome))
-        if child is None:
-            child = self._requests_by[route, outcome] = self.requests.labels(route or "none", outcome)
-        child.inc()
+        self._requests.count((route or "none", outcome))
 
     def local_attempt(self, result: str) -> None:
         self.local_attempts.inc()
@@ -84,15 +84,16 @@ class Metrics:
         self.handed_back.inc()
         self.continuations.labels(result).inc()
 
-    @property
-    def in_flight(self) -> int:
-        return self._in_flight
-
-    @in_flight.setter
-    def in_flight(self, number: int) -> None:
-        self._in_flight = number
+    def came(self) -> None:
+        """A request, which is under way until it ``went``."""
+        self._in_flight += 1
         if self._shared is not None:
-            self._gauge.set(number)
+            self._gauge.set(self._in_flight)
+
+    def went(self) -> None:
+        self._in_flight -= 1
+        if self._shared is not None:
+            self._gauge.set(self._in_flight)
 
     def exposition(self) -> bytes:
         if self._shared is None:

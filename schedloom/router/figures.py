@@ -1,0 +1,98 @@
+"""Figures of every request: counted in plain numbers, and put in Prometheus's form when it asks for them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+Labels = tuple[str, ...]
+
+
+class Counts(Protocol):
+    """How often something happened, by its labels."""
+
+    def count(self, labels: Labels) -> None: ...
+
+
+class Durations(Protocol):
+    """How long something took, by its labels."""
+
+    def took(self, labels: Labels, seconds: float) -> None: ...
+
+
+class OwnCounts(Collector):
+    """Those of this process alone."""
+
+    def __init__(self, name: str, meaning: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        self._about = name, meaning, labels
+        self._counts: dict[Labels, int] = defaultdict(int)
+        registry.register(self)
+
+    def count(self, labels: Labels) -> None:
+        self._counts[labels] += 1
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        name, meaning, labels = self._about
+        family = CounterMetricFamily(name, meaning, labels=labels)
+        for values, count in self._counts.items():
+            family.add_metric(values, count)
+        yield family
+
+
+class OwnDurations(Collector):
+    """Those of this process alone."""
+
+    def __init__(
+        self, name: str, meaning: str, labels: Sequence[str], limits: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self._about = name, meaning, labels
+        self._limits = limits
+        self._counts: dict[Labels, list[int]] = defaultdict(lambda: [0] * (len(limits) + 1))
+        self._sums: dict[Labels, float] = defaultdict(float)
+        registry.register(self)
+
+    def took(self, labels: Labels, seconds: float) -> None:
+        self._counts[labels][bisect_left(self._limits, seconds)] += 1
+        self._sums[labels] += seconds
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        name, meaning, labels = self._about
+        family = HistogramMetricFamily(name, meaning, labels=labels)
+        limits = list(map(floatToGoString, (*self._limits, math.inf)))
+        for values, counts in self._counts.items():
+            family.add_metric(values, list(zip(limits, accumulate(counts), strict=True)), self._sums[values])
+        yield family
+
+
+class SharedCounts:
+    """Those of all processes that share a folder."""
+
+    def __init__(self, name: str, meaning: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        counter = Counter(name, meaning, labels, registry=registry)
+        self._of = functools.cache(counter.labels)
+
+    def count(self, labels: Labels) -> None:
+        self._of(*labels).inc()
+
+
+class SharedDurations:
+    """Those of all processes that share a folder."""
+
+    def __init__(
+        self, name: str, meaning: str, labels: Sequence[str], limits: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        histogram = Histogram(name, meaning, labels, buckets=limits, registry=registry)
+        self._of = functools.cache(histogram.labels)
+
+    def took(self, labels: Labels, seconds: float) -> None:
+        self._of(*labels).observe(seconds)
