@@ -68,7 +68,8 @@ class RetryBudget:
         self._retries = [0, 0]
 
     def count_request(self) -> None:
-        self._turn()
+        if self._clock() - self._begun >= self._window / 2:
+            self._turn()
         self._requests[0] += 1
 
     def take(self) -> bool:

@@ -43,12 +43,12 @@ class ClientHeaders:
 
     @property
     def hints(self) -> Mapping[str, str]:
-        hints = {name: value for name, value in self._given.items() if name.startswith(HINT_PREFIX)}
-        if not hints:
+        if not b" ".join(self._given).count(HINT_PREFIX):
             return _NO_HINTS
         return {
             name[len(HINT_PREFIX) :].decode("latin-1"): value.decode("latin-1").strip()[:_MAX_HINT_CHARACTERS]
-            for name, value in hints.items()
+            for name, value in self._given.items()
+            if name.startswith(HINT_PREFIX)
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import secrets
@@ -31,7 +32,15 @@ class Tenant:
         """The session id as engines see it."""
         if self.scope is None:
             return session
-        return hashlib.blake2b(session.encode("utf-8", "surrogatepass"), digest_size=32, key=self.scope).hexdigest()
+        digest = _keyed(self.scope).copy()
+        digest.update(session.encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=1024)
+def _keyed(scope: bytes) -> hashlib.blake2b:
+    """A digest that has read its key."""
+    return hashlib.blake2b(digest_size=32, key=scope)
 
 
 EVERYBODY = Tenant("")
@@ -71,4 +80,4 @@ class Tenants:
 
 def _digest(key: bytes) -> bytes:
     """A table of digests is looked up in a time that tells nothing of the keys."""
-    return hashlib.sha256(key).digest()
+    return hashlib.blake2b(key).digest()
