@@ -178,7 +178,7 @@ class _Page:
         except Failure as failure:
             return await reply.fail(failure)
         status, kind, body = self._content()
-        await reply.whole(status, [kind], body)
+        await reply.page(status, [kind], body)
 
 
 class _CallbackPage:
@@ -196,7 +196,7 @@ class _CallbackPage:
             return
         except Failure as failure:
             return await reply.fail(failure)
-        await reply.whole(200, [JSON], b'{"status":"ok"}')
+        await reply.page(200, [JSON], b'{"status":"ok"}')
 
 
 class _WrongMethod:

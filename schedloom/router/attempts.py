@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from schedloom.router.breaker import Clock, RetryBudget
 from schedloom.router.call import Call, new_request_id
-from schedloom.router.dispatch import Dispatch, Dispatcher
+from schedloom.router.dispatch import Dispatcher
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet, Target, Worker
 from schedloom.router.learning import Lessons
@@ -21,7 +20,7 @@ from schedloom.router.tokens import Tokens
 from schedloom.router.transfer.callbacks import Callbacks, callback_origin
 from schedloom.router.transfer.layerwise import LayerwiseTransfer
 from schedloom.router.transfer.modes import Mode
-from schedloom.router.transfer.protocol import TOO_LATE, Passage, Transfer
+from schedloom.router.transfer.protocol import TOO_LATE, Passage, Resumption, Transfer
 from schedloom.router.transfer.pull import PullTransfer
 from schedloom.router.transfer.pull_back import PullBack
 from schedloom.router.transfer.push import PushTransfer
@@ -60,15 +59,17 @@ class Attempts:
             Mode.LAYERWISE: LayerwiseTransfer(self._dispatcher, self.callbacks),
         }
 
-    async def append(self, call: Call, reply: Reply, target: Target) -> Outcome:
+    def append(self, call: Call, reply: Reply, target: Target) -> Awaitable[Outcome]:
         """Ask a Decoder to reuse what it holds; it may turn the request away."""
-        dispatch = Dispatch(target, new_request_id(), call.body.for_local_attempt(call.marks_for(target.worker)))
-        return await self._dispatcher.generate(call, reply, dispatch, "append", local=True)
+        body = call.body.for_local_attempt(call.marks_for(target.worker))
+        dispatch = self._dispatcher.dispatch(call, target, new_request_id(), body)
+        return self._dispatcher.generate(call, reply, dispatch, "append", local=True)
 
     async def decode(self, call: Call, reply: Reply, target: Target | None = None) -> Outcome:
         """Have one Decoder do everything."""
         target = target or self._selection.decoder(call)
-        dispatch = Dispatch(target, new_request_id(), call.body.for_one_decoder(call.marks_for(target.worker)))
+        body = call.body.for_one_decoder(call.marks_for(target.worker))
+        dispatch = self._dispatcher.dispatch(call, target, new_request_id(), body)
         return await self._dispatcher.generate(call, reply, dispatch, "decode")
 
     async def prefill_decode(
@@ -107,21 +108,12 @@ class Attempts:
         Raises TooLate as well.
         """
         giver = self._fleet.find(reply.owner.worker) if reply.owner is not None else None
-        avoid = {giver} if giver is not None else set()
-        self._fleet.choose_resumer(avoid)
-        choose_prefiller = functools.partial(self._selection.prefiller, call.prefill)
-        passage = Passage(
-            call,
-            reply,
-            reply.decision,
-            new_request_id(),
-            choose_prefiller,
-            lambda: Target.of(self._fleet.choose_resumer(avoid)),
-            may_repeat=False,
-        )
+        givers = [giver] if giver is not None else []
+        self._selection.resumer(givers)
+        passage = Resumption(call, reply, reply.decision, new_request_id(), self._selection, givers)
         return await self._transfers[self._fleet.mode].serve(passage)
 
-    async def _pass(
+    def _pass(
         self,
         call: Call,
         reply: Reply,
@@ -129,22 +121,11 @@ class Attempts:
         target: Target | None,
         tried: list[Worker],
         may_repeat: bool = True,
-    ) -> Outcome:
-        """Once through a Prefiller and a Decoder, rather not those in ``tried``, to which both are added."""
+    ) -> Awaitable[Outcome]:
         self._fleet.require_decoder()
-        choose_prefiller = functools.partial(_chosen, self._selection.prefiller, call, tried)
-        choose_decoder = functools.partial(_chosen, self._selection.decoder, call, tried, target)
-        passage = Passage(call, reply, decision, new_request_id(), choose_prefiller, choose_decoder, may_repeat)
-        return await self._transfers[self._fleet.mode].serve(passage)
+        passage = Passage(call, reply, decision, new_request_id(), self._selection, tried, target, may_repeat)
+        return self._transfers[self._fleet.mode].serve(passage)
 
     async def close(self) -> None:
         for transfer in self._transfers.values():
             await transfer.close()
-
-
-def _chosen(
-    choose: Callable[[Call, Collection[Worker]], Target], call: Call, tried: list[Worker], given: Target | None = None
-) -> Target:
-    target = given or choose(call, tried)
-    tried.append(target.worker)
-    return target

@@ -83,21 +83,18 @@ class GenerationBody:
     Failure (400) for a body that cannot be understood.
     """
 
-    __slots__ = ("_added", "conversation", "fields", "raw", "splittable")
+    __slots__ = ("_added", "conversation", "fields", "model", "raw", "splittable")
 
     def __init__(self, raw: bytes, salt: str | None = None) -> None:
         fields = parse_object(raw)
         self.conversation = _named_in(fields)
         self.fields, self.raw = without_guarded_keys(fields, raw)
+        model = fields.get("model")
+        self.model = model if isinstance(model, str) else ""
         self.splittable = _is_splittable(self.fields)
         self._added: dict[str, object] = {}
         if salt is not None:
             self._season(salt)
-
-    @property
-    def model(self) -> str:
-        model = self.fields.get("model")
-        return model if isinstance(model, str) else ""
 
     @property
     def streaming(self) -> bool:
@@ -120,7 +117,7 @@ class GenerationBody:
 
     def for_release(self, transfer_parameters: dict[str, Any]) -> bytes:
         """The least that makes a Decoder take over KV that nobody needs any more."""
-        return self._one_token(transfer_parameters)
+        return self.for_prefiller(transfer_parameters)
 
     def for_prefiller(self, transfer_parameters: dict[str, Any] = _REMOTE_DECODE, *, stream: bool = False) -> bytes:
         """A request that computes the prompt's KV, keeps it for a Decoder and stops after one token.
@@ -128,9 +125,6 @@ class GenerationBody:
         End-of-sequence is ignored, because a Prefiller hands over KV only of a request that its length limit
         ended.
         """
-        return self._one_token(transfer_parameters, stream)
-
-    def _one_token(self, transfer_parameters: dict[str, Any], stream: bool = False) -> bytes:
         fields = {**self.fields, **_ONE_TOKEN, "stream": stream, "kv_transfer_params": transfer_parameters}
         for key in _NOT_FOR_PREFILLERS.intersection(fields):
             del fields[key]

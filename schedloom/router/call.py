@@ -13,13 +13,13 @@ from schedloom.router.fleet import Worker
 from schedloom.router.headers import ClientHeaders, session_of
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tenants import EVERYBODY, Tenant
-from schedloom.router.upstream import Header
 
 
 @dataclass(slots=True)
 class Call:
     """``session`` is as engines see it, ``key`` is what ownership is recorded under. ``marks`` are for Decoders that
-    continue what others hand back, ``source`` is what a Prefiller is asked where that is not the same.
+    continue what others hand back, ``source`` is what a Prefiller is asked where that is not the same. ``lines`` are
+    the headers that every attempt carries, as they are sent, once there was one.
     """
 
     path: str
@@ -27,7 +27,7 @@ class Call:
     headers: ClientHeaders
     session: str | None
     key: SessionKey | None
-    common_headers: list[Header] | None = None
+    lines: bytes = b""
     token_ids: list[int] | None = None
     marks: Marks = field(default_factory=dict)
     source: Call | None = None
@@ -47,23 +47,16 @@ class Call:
         return RESUME_KEY in self.marks
 
     def marks_for(self, worker: Worker) -> Marks:
-        return self.marks if worker.resumes else NO_MARKS
+        return self.marks if self.marks and worker.resumes else NO_MARKS
 
     @property
     def route(self) -> RouteRequest:
         """The request as routing policies see it."""
         if self._route is None:
-            self._route = RouteRequest(
-                request_id=new_request_id(),
-                model=self.body.model,
-                session=self.session,
-                body_bytes=len(self.body.raw),
-                splittable=self.splittable,
-                hints=self.headers.hints,
-                cache_salt=self.body.salt,
-                token_ids=self.token_ids or self.body.token_ids,
-                read_prompt=self.body.prompt,
-            )
+            body = self.body
+            tokens = self.token_ids or body.token_ids
+            told = (new_request_id(), body.model, self.session, len(body.raw), self.splittable, self.headers.hints)
+            self._route = RouteRequest(*told, body.salt, tokens, body.prompt)
         return self._route
 
 

@@ -51,19 +51,18 @@ class HttpUpstream:
         self._opening: set[asyncio.Task[Connection]] = set()
 
     async def send(self, request: UpstreamRequest) -> Exchange:
-        kept = self._take_idle(request.origin, _HANDOFF_IDLE_SECONDS if request.dispatch_by else _IDLE_SECONDS)
-        if kept is not None:
-            exchange = self._dispatch(kept, request)
+        kept = self._take_idle(request)
+        while True:
+            exchange = self._dispatch(kept or await self._connect(request), request)
             try:
-                await exchange.head()
+                while not exchange.has_head:
+                    await exchange.news()
                 return exchange
-            except BrokenOff:
-                # KV that was handed over may have been pulled: such a request is never sent twice.
-                if exchange.started or request.dispatch_by is not None:
+            except BaseException as error:
+                exchange.close()
+                if kept is None or not _may_be_repeated(exchange, request, error):
                     raise
-        exchange = self._dispatch(await self._connect(request), request)
-        await exchange.head()
-        return exchange
+            kept = None
 
     async def close(self) -> None:
         for opening in tuple(self._opening):
@@ -73,26 +72,22 @@ class HttpUpstream:
 
     def _dispatch(self, connection: Connection, request: UpstreamRequest) -> Exchange:
         if request.dispatch_by is not None and connection.loop.time() >= request.dispatch_by:
-            self._put_idle(request.origin, connection)
+            connection.rest()
             raise TooLate(f"{request.origin} was not reached in time")
-        return connection.send(request, _head(request))
+        line = _request_line(request.origin, request.method, request.path)
+        length = str(len(request.body)).encode()
+        head = b"".join((line, request.lines, b"content-length: ", length, b"\r\n\r\n"))
+        return connection.send(request, head)
 
-    def _take_idle(self, origin: str, longest: float) -> Connection | None:
-        idle = self._idle[origin]
+    def _take_idle(self, request: UpstreamRequest) -> Connection | None:
+        idle = self._idle[request.origin]
+        longest = _IDLE_SECONDS if request.dispatch_by is None else _HANDOFF_IDLE_SECONDS
         while idle:
             connection, _ = idle.popitem()
-            if connection.is_open and connection.loop.time() - connection.idle_since < longest:
+            if connection.is_fresh(longest):
                 return connection
             connection.abort()
         return None
-
-    def _put_idle(self, origin: str, connection: Connection) -> None:
-        connection.idle_since = connection.loop.time()
-        self._idle[origin][connection] = None
-
-    def _forget(self, origin: str, connection: Connection) -> None:
-        self._idle[origin].pop(connection, None)
-        self._open.discard(connection)
 
     async def _connect(self, request: UpstreamRequest) -> Connection:
         loop = asyncio.get_running_loop()
@@ -126,20 +121,23 @@ class HttpUpstream:
 
     async def _open_connection(self, origin: str) -> Connection:
         loop = asyncio.get_running_loop()
-        on_idle = functools.partial(self._put_idle, origin)
-        on_closed = functools.partial(self._forget, origin)
+        idle = self._idle[origin]
         address = _parse(origin)
         try:
             _, connection = await loop.create_connection(
-                lambda: Connection(loop, on_idle, on_closed),
+                lambda: Connection(loop, idle, self._open),
                 address.host,
                 address.port,
                 ssl=_tls_context() if address.tls else None,
             )
         except OSError as error:
             raise ConnectFailed(f"{origin}: {error.strerror or error}") from error
-        self._open.add(connection)
         return connection
+
+
+def _may_be_repeated(exchange: Exchange, request: UpstreamRequest, error: BaseException) -> bool:
+    """Whether an engine has but closed a connection that was kept. KV that was handed over may have been pulled."""
+    return isinstance(error, BrokenOff) and not exchange.has_head and request.dispatch_by is None
 
 
 @functools.cache
@@ -149,13 +147,6 @@ def _tls_context() -> ssl.SSLContext:
 
 @functools.lru_cache(maxsize=4096)
 def _request_line(origin: str, method: str, path: str) -> bytes:
+    """And the line behind it."""
     address = _parse(origin)
-    return f"{method} {address.prefix}{path} HTTP/1.1\r\nhost: ".encode() + address.host_header
-
-
-def _head(request: UpstreamRequest) -> bytes:
-    lines = [_request_line(request.origin, request.method, request.path)]
-    for name, value in request.headers:
-        lines += (b"\r\n", name, b": ", value)
-    lines.append(b"\r\ncontent-length: %d\r\n\r\n" % len(request.body))
-    return b"".join(lines)
+    return f"{method} {address.prefix}{path} HTTP/1.1\r\nhost: ".encode() + address.host_header + b"\r\n"

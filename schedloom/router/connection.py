@@ -27,7 +27,6 @@ class Exchange(UpstreamResponse):
         "_connection",
         "_end_was_read",
         "_error",
-        "_head_complete",
         "_last_activity",
         "_loop",
         "_raised",
@@ -35,6 +34,7 @@ class Exchange(UpstreamResponse):
         "_sink",
         "_timer",
         "_waiter",
+        "has_head",
         "headers",
         "sent_at",
         "status",
@@ -45,12 +45,12 @@ class Exchange(UpstreamResponse):
         self.headers: list[Header] = []
         self._connection = connection
         self._request = request
-        self._loop = connection.loop
+        self._loop = loop = connection.loop
         self._waiter: asyncio.Future[None] | None = None
         self._chunks: list[bytes] = []
         self._all: list[bytes] = []
         self._buffered = 0
-        self._head_complete = False
+        self.has_head = False
         self._body_begun = False
         self._abandoned = False
         self._complete = False
@@ -59,20 +59,11 @@ class Exchange(UpstreamResponse):
         self._sink: Callable[[bytes], bool] | None = None
         self._raised: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._last_activity = self.sent_at = self._loop.time()
-
-    async def head(self) -> None:
-        """Wait for the answer's head; whatever else comes instead closes the exchange."""
-        try:
-            while not self._head_complete:
-                await self._news()
-        except BaseException:
-            self.close()
-            raise
+        self._last_activity = self.sent_at = loop.time()
 
     async def read(self) -> bytes:
         while not self._chunks and not self._complete:
-            await self._news()
+            await self.news()
         self._end_was_read = not self._chunks
         return self._taken()
 
@@ -83,24 +74,21 @@ class Exchange(UpstreamResponse):
                 return False
             self._sink = sink
             try:
-                await self._news()
-                if self._sink is None:
-                    break
+                await self.news()
+                has_enough = self._sink is None
             finally:
                 self._sink = None
+            if has_enough:
+                break
         if self._raised is not None:
             raise self._raised
         return True
 
     async def read_all(self) -> bytes:
-        parts: list[bytes] = []
-        while not self._complete or self._chunks:
-            if self._chunks:
-                parts.append(self._taken())
-            else:
-                await self._news()
+        if not self._complete:
+            return await super().read_all()
         self._end_was_read = True
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return self._taken()
 
     def _taken(self) -> bytes:
         chunks, self._chunks = self._chunks, []
@@ -134,7 +122,7 @@ class Exchange(UpstreamResponse):
         if self._request.on_late_answer is not None:
             self._request.on_late_answer(self.status, b"".join(self._all))
 
-    def _news(self) -> asyncio.Future[None]:
+    def news(self) -> asyncio.Future[None]:
         """Done when there is something new. Raises what the exchange failed with."""
         if self._error is not None:
             raise self._error
@@ -142,69 +130,69 @@ class Exchange(UpstreamResponse):
         return self._waiter
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     # Called by the connection.
-
-    @property
-    def started(self) -> bool:
-        return self.status != 0
 
     @property
     def until_close(self) -> bool:
         """Whether the answer's length is told by the end of the connection only."""
         framed = (b"content-length", b"transfer-encoding")
-        return self._head_complete and not any(name in framed for name, _ in self.headers)
+        return self.has_head and not any(name in framed for name, _ in self.headers)
 
     def check_silence(self) -> float:
         """The instant of the next look. Raises TimedOut when the engine has been silent for too long."""
-        allowed = self._request.silence_timeout if self._head_complete else self._request.first_byte_timeout
+        allowed = self._request.silence_timeout if self.has_head else self._request.first_byte_timeout
         now = self._loop.time()
         left = allowed if self._chunks or self._abandoned else self._last_activity + allowed - now
         if left <= 0:
             raise TimedOut(f"{self._request.origin} was silent for {allowed:g} s")
         return now + min(left, self._request.silence_timeout)
 
-    def head_arrived(self, status: int) -> None:
-        if status < 200:
-            self.headers.clear()
-            return
+    def head_arrived(self, status: int, headers: list[Header]) -> None:
         self.status = status
-        self._head_complete = True
+        self.headers = headers
+        self.has_head = True
         self._last_activity = self._loop.time()
         self._wake()
 
     def body_arrived(self, data: bytes) -> None:
         """All that arrived at once."""
-        if self._abandoned and self._request.on_late_answer is None:
-            return self._connection.abort()
         if self._request.on_late_answer is not None:
             self._all.append(data)
+        elif self._abandoned:
+            return self._connection.abort()
         self._body_begun = True
         self._last_activity = self._loop.time()
-        if self._sink is None:
-            return self._keep(data)
-        try:
-            if self._sink(data):
-                return None
-        except Exception as error:
-            self._raised = error
-        self._sink = None
-        return self._wake()
-
-    def _keep(self, data: bytes) -> None:
+        if self._sink is not None:
+            return self._pour(self._sink, data)
         self._chunks.append(data)
         self._buffered += len(data)
         if self._buffered > _READ_AHEAD:
             self._connection.pause()
+        if self._waiter is not None:
+            self._wake()
+        return None
+
+    def _pour(self, sink: Callable[[bytes], bool], data: bytes) -> None:
+        try:
+            if sink(data):
+                return
+        except Exception as error:
+            self._raised = error
+        self._sink = None
         self._wake()
 
     def finish(self) -> None:
         self._complete = True
-        self._forget_timer()
-        self._wake()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._waiter is not None:
+            self._wake()
         if self._abandoned:
             self._tell_late_answer()
 
@@ -212,31 +200,22 @@ class Exchange(UpstreamResponse):
         if self._complete or self._error is not None:
             return
         self._error = error
-        self._forget_timer()
-        self._wake()
-
-    def _forget_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._wake()
 
 
 class Connection(asyncio.Protocol):
-    """A connection to one engine.
+    """A connection to one engine, in ``open`` while it lasts, and in ``idle`` while it is ready for a request."""
 
-    ``on_idle`` is called whenever it is ready for another request, ``on_closed`` once at its end.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        on_idle: Callable[[Connection], None],
-        on_closed: Callable[[Connection], None],
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, idle: dict[Connection, None], open_: set[Connection]) -> None:
         self.loop = loop
-        self.idle_since = 0.0
-        self._on_idle = on_idle
-        self._on_closed = on_closed
-        self._transport: asyncio.Transport | None = None
+        self._idle_since = 0.0
+        self._idle = idle
+        self._open = open_
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until it is made
+        self._headers: dict[bytes, bytes] = {}
+        self.on_header = self._headers.setdefault
         self._body: list[bytes] = []
         self.on_body = self._body.append
         self._parser = httptools.HttpResponseParser(self)
@@ -247,31 +226,42 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        return not self._transport.is_closing()
 
     def send(self, request: UpstreamRequest, head: bytes) -> Exchange:
-        assert self._transport is not None and self._exchange is None
+        assert self._exchange is None
         self._exchange = exchange = Exchange(self, request)
-        self._look_by(exchange.sent_at + min(request.first_byte_timeout, request.silence_timeout))
+        due = exchange.sent_at + min(request.first_byte_timeout, request.silence_timeout)
+        if self._timer is None or due < self._look_at:
+            self._look_by(due)
         if request.body:
             self._transport.writelines((head, request.body))
         else:
             self._transport.write(head)
         return exchange
 
+    def rest(self) -> None:
+        """Until there is another request."""
+        self._idle_since = self.loop.time()
+        self._idle[self] = None
+
+    def is_fresh(self, longest: float) -> bool:
+        """Whether it is open, and has rested for less than ``longest`` seconds."""
+        return not self._transport.is_closing() and self.loop.time() - self._idle_since < longest
+
     def pause(self) -> None:
         if self.is_open and not self._paused:
-            self._transport.pause_reading()  # type: ignore[union-attr]
+            self._transport.pause_reading()
             self._paused = True
 
     def resume(self) -> None:
         if self._paused and self.is_open:
-            self._transport.resume_reading()  # type: ignore[union-attr]
+            self._transport.resume_reading()
             self._paused = False
 
     def say_goodbye(self) -> None:
         """Nothing more will be asked; what was answered already is still heard, but not over TLS."""
-        if self._transport is None or not self.is_open:
+        if not self.is_open:
             return
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -280,13 +270,13 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        self._open.add(self)
         tcp = transport.get_extra_info("socket")
         if tcp is not None and tcp.family in (socket.AF_INET, socket.AF_INET6):
             tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -304,7 +294,8 @@ class Connection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._on_closed(self)
+        self._idle.pop(self, None)
+        self._open.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         exchange, self._exchange = self._exchange, None
@@ -317,26 +308,29 @@ class Connection(asyncio.Protocol):
 
     # httptools
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._exchange is not None:
-            self._exchange.headers.append((name.lower(), value))
-
     def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        headers = [(name.lower(), value) for name, value in self._headers.items()]
+        self._headers.clear()
         if self._exchange is None:
             self.abort()
-        else:
-            self._exchange.head_arrived(self._parser.get_status_code())
+        elif status >= 200:
+            self._exchange.head_arrived(status, headers)
 
     def on_message_complete(self) -> None:
         exchange = self._exchange
-        if exchange is None or not exchange.started:
+        if exchange is None or not exchange.has_head:
             return
-        self._hand_on()
+        if self._body:
+            self._hand_on()
+        if self._headers:
+            self._headers.clear()
         self._exchange = None
         exchange.finish()
-        if self._parser.should_keep_alive() and self.is_open:
-            self.resume()
-            self._on_idle(self)
+        if self._parser.should_keep_alive() and not self._transport.is_closing():
+            if self._paused:
+                self.resume()
+            self.rest()
         else:
             self.abort()
 
@@ -356,11 +350,10 @@ class Connection(asyncio.Protocol):
 
     def _look_by(self, due: float) -> None:
         """One timer serves all exchanges, and is moved only for one that is to be looked at sooner."""
-        if self._timer is None or due < self._look_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._look_at = due
-            self._timer = self.loop.call_at(due, self._look)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at = due
+        self._timer = self.loop.call_at(due, self._look)
 
     def _look(self) -> None:
         self._timer = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from schedloom.core.continuation import CONTINUABLE_KEY
@@ -21,42 +21,36 @@ from schedloom.router.settings import RouterSettings
 from schedloom.router.sse import parsed, tells_an_error
 from schedloom.router.upstream import (
     ConnectFailed,
-    Header,
     TimedOut,
     TooLate,
     Upstream,
     UpstreamError,
     UpstreamRequest,
+    lines_of,
 )
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Dispatch:
+class Dispatch(UpstreamRequest):
     """One request to one target.
 
     ``dispatch_by`` is set where it hands KV over. Such a request is made even for a client that has left, and for
     ``settle_seconds`` or until its answer's body begins the client's leaving is kept from the engine: somebody else
-    keeps KV, or waits, until the engine took it up. An engine that is to answer only when another has done its part is
-    waited for with patience. ``sent`` and ``status`` tell how far it came.
+    keeps KV, or waits, until the engine took it up. ``sent`` and ``status`` tell how far it came.
     """
 
+    _: KW_ONLY
     target: Target
     request_id: str
-    body: bytes
-    dispatch_by: float | None = None
-    settle_seconds: float = 0.0
-    patient: bool = False
     on_accepted: Callable[[], None] | None = None
-    on_late_answer: Callable[[int, bytes], None] | None = None
-    sent: UpstreamRequest | None = None
+    sent: bool = False
     status: int = 0
 
     def abandon(self) -> None:
         """Nobody waits for the engine any more: when it is cancelled, its connection closes at once."""
-        if self.sent is not None:
-            self.sent.settle_seconds = 0.0
+        self.settle_seconds = 0.0
 
 
 class Unreached(Failure):
@@ -76,7 +70,13 @@ class Dispatcher:
         self._upstream = upstream
         self._lessons = lessons
         self._suspect = suspect
-        self._settings = settings
+        self.patience = max(settings.first_byte_timeout_seconds, settings.silence_timeout_seconds)
+        """Seconds to wait for an engine that waits for another: that is to answer only when it has done its part."""
+        self._first_byte_seconds = settings.first_byte_timeout_seconds
+        self._silence_seconds = settings.silence_timeout_seconds
+        self._handoff_seconds = settings.handoff_timeout_seconds
+        self._settle_seconds = settings.handoff_settle_seconds
+        self._forwards_authorization = settings.forward_authorization
         self._engine_authorization = _bearer(settings)
 
     async def prefill(self, call: Call, dispatch: Dispatch) -> bytes:
@@ -84,7 +84,8 @@ class Dispatcher:
         worker = dispatch.target.worker
         with self._lessons.serving(call, dispatch.target, Leg.PREFILL) as service:
             try:
-                response = service.answered(await self._upstream.send(self._request(call, dispatch)))
+                dispatch.sent = True
+                response = service.answered(await self._upstream.send(dispatch))
                 if response.status == 200 and dispatch.on_accepted is not None:
                     dispatch.on_accepted()
                 try:
@@ -105,11 +106,12 @@ class Dispatcher:
     ) -> Outcome:
         """Have a Decoder answer the client."""
         worker = dispatch.target.worker
-        marked = CONTINUABLE_KEY in call.marks_for(worker)
+        marked = CONTINUABLE_KEY in call.marks and worker.resumes
         reply.about(decision, dispatch.request_id, dispatch.target.owner)
         with self._lessons.serving(call, dispatch.target, Leg.APPEND if local else Leg.DECODE) as service:
             try:
-                response = service.answered(await self._upstream.send(self._request(call, dispatch)))
+                dispatch.sent = True
+                response = service.answered(await self._upstream.send(dispatch))
                 dispatch.status = response.status
                 try:
                     return await relay(response, reply, local=local or call.resumes, marked=marked)
@@ -125,57 +127,54 @@ class Dispatcher:
                 await reply.break_off("The engine broke off its answer.", "incomplete_answer")
                 return Outcome.BROKEN
 
-    async def deliver(self, call: Call, dispatch: Dispatch) -> None:
+    async def deliver(self, dispatch: Dispatch) -> None:
         """Send what nobody waits for the answer of. Raises UpstreamError."""
         with dispatch.target.worker.serving(dispatch.target.rank):
-            response = await self._upstream.send(self._request(call, dispatch))
+            response = await self._upstream.send(dispatch)
             try:
                 await response.read_all()
             finally:
                 response.close()
 
-    @property
-    def patience(self) -> float:
-        """Seconds to wait for an engine that waits for another."""
-        return max(self._settings.first_byte_timeout_seconds, self._settings.silence_timeout_seconds)
-
-    def hand_over(self, target: Target, request_id: str, body: bytes) -> Dispatch:
+    def hand_over(self, call: Call, target: Target, request_id: str, body: bytes) -> Dispatch:
         """To be made while a Prefiller keeps the KV, which it does from now on."""
-        dispatch_by = asyncio.get_running_loop().time() + self._settings.handoff_timeout_seconds
-        return Dispatch(target, request_id, body, dispatch_by, self._settings.handoff_settle_seconds)
+        dispatch = self.dispatch(call, target, request_id, body)
+        dispatch.dispatch_by = asyncio.get_running_loop().time() + self._handoff_seconds
+        dispatch.settle_seconds = self._settle_seconds
+        return dispatch
 
-    def _request(self, call: Call, dispatch: Dispatch) -> UpstreamRequest:
-        settings, worker = self._settings, dispatch.target.worker
-        if call.common_headers is None:
-            call.common_headers = self._common_headers(call)
-        headers = [*call.common_headers, (REQUEST_ID_HEADER, dispatch.request_id.encode())]
-        if len(worker.targets) > 1:
-            headers.append((RANK_HEADER, b"%d" % dispatch.target.rank))
-        dispatch.sent = UpstreamRequest(
-            worker.origin,
+    def dispatch(self, call: Call, target: Target, request_id: str, body: bytes) -> Dispatch:
+        return Dispatch(
+            target.worker.origin,
             "POST",
             call.path,
-            headers,
-            dispatch.body,
-            settings.first_byte_timeout_seconds,
-            self.patience if dispatch.patient else settings.silence_timeout_seconds,
-            dispatch.dispatch_by,
-            dispatch.settle_seconds,
-            dispatch.on_late_answer,
+            self._lines(call, target, request_id),
+            body,
+            self._first_byte_seconds,
+            self._silence_seconds,
+            target=target,
+            request_id=request_id,
         )
-        return dispatch.sent
 
-    def _common_headers(self, call: Call) -> list[Header]:
-        """What every attempt of a call carries."""
+    def _lines(self, call: Call, target: Target, request_id: str) -> bytes:
+        if not call.lines:
+            call.lines = self._common_lines(call)
+        lines = b"%b%b: %b\r\n" % (call.lines, REQUEST_ID_HEADER, request_id.encode())
+        if len(target.worker.targets) > 1:
+            lines += lines_of([(RANK_HEADER, b"%d" % target.rank)])
+        return lines
+
+    def _common_lines(self, call: Call) -> bytes:
+        """The headers that every attempt of a call carries."""
         headers = [(b"content-type", b"application/json"), *call.headers.tracing]
         if call.session is not None:
             headers.append((SESSION_HEADER, session_value(call.session)))
         authorization = self._engine_authorization
-        if self._settings.forward_authorization:
+        if self._forwards_authorization:
             authorization = call.headers.authorization
         if authorization is not None:
             headers.append((b"authorization", authorization))
-        return headers
+        return lines_of(headers)
 
     def _unreachable(self, worker: Worker, kind: str, error: UpstreamError) -> Failure:
         log.warning("%s: %s", worker.name, error)
@@ -189,8 +188,17 @@ class Dispatcher:
 
 def transfer_parameters(body: bytes) -> dict[str, Any] | None:
     """What an engine's JSON answer says about the KV that it keeps."""
-    parameters = parsed(body).get("kv_transfer_params")
+    parameters = _last_member(body) or parsed(body).get("kv_transfer_params")
     return parameters if isinstance(parameters, dict) and parameters else None
+
+
+def _last_member(body: bytes) -> dict[str, Any]:
+    """The transfer parameters where they are what an answer ends with, as vLLM's do; empty where they are not.
+
+    Within a JSON string the quotes would be escaped, and within another object more would close behind them.
+    """
+    _, found, rest = body.rpartition(b',"kv_transfer_params":')
+    return parsed(rest[:-1]) if found and rest.endswith(b"}}") else {}
 
 
 def _bearer(settings: RouterSettings) -> bytes | None:

@@ -19,6 +19,7 @@ from schedloom.router.headers import ClientHeaders
 from schedloom.router.line import ClientGone, Line, line_of
 from schedloom.router.metrics import Metrics
 from schedloom.router.pipeline import Pipeline
+from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
 from schedloom.router.tenants import Tenants
 from schedloom.router.watch import Watch
@@ -77,10 +78,18 @@ class Generation:
             raise Failure.own(503, "The router is shutting down.", "shutting_down").retry_after(1)
         headers = ClientHeaders(scope["headers"])
         tenant = door.tenants.of(headers.authorization)
-        call = read_call(self._path, headers, await read_body(receive, door.max_body_bytes), tenant)
+        raw = line.arrived(door.max_body_bytes)
+        if raw is None:
+            raw = await read_body(receive, door.max_body_bytes)
+        call = read_call(self._path, headers, raw, tenant)
         with Watch(line, door.deadlines):
-            async with door.gate:
-                return (await door.pipeline.serve(call, reply)).value
+            if not door.gate.enter():
+                await door.gate.wait()
+            try:
+                outcome = await door.pipeline.serve(call, reply)
+            finally:
+                door.gate.leave()
+        return "served" if outcome is Outcome.SERVED else outcome.value
 
 
 def _outcome_of(failure: Failure, reply: Reply) -> str:

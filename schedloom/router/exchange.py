@@ -80,11 +80,10 @@ class ClientExchange:
             log.exception("a request ended in an unforeseen error")
         finally:
             self._connection.finished(self)
-            self._conclude()
+            if not (self._ended or self._gone):
+                self._conclude()
 
     def _conclude(self) -> None:
-        if self._ended or self._gone:
-            return
         if self.started:
             self._connection.transport.close()
         else:
@@ -138,6 +137,13 @@ class ClientExchange:
 
     # Line
 
+    def arrived(self, limit: int) -> bytes | None:
+        parts = self._parts
+        if not self._complete or self._told or len(parts) != 1 or len(parts[0]) > limit:
+            return None
+        self._told = True
+        return parts.pop()
+
     def start(self, status: int, headers: Iterable[Header]) -> None:
         self.started = True
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status]
@@ -172,10 +178,11 @@ class ClientExchange:
         if self._chunked:
             data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
         self._ended = True
-        data = self._head + (b"" if self._silent else data)
+        data = self._head if self._silent else self._head + data
         if data:
             self._connection.transport.write(data)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         self._connection.answered(self._keep)
         return self._connection.writable
 
@@ -191,11 +198,13 @@ class ClientExchange:
     def body_arrived(self, data: bytes) -> None:
         if not self._ended:
             self._parts.append(data)
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
 
     def complete(self) -> None:
         self._complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def lost(self) -> None:
         self._gone = True
@@ -213,4 +222,4 @@ def _path_and_query(target: bytes) -> tuple[str, bytes]:
     if not path.startswith(b"/"):
         parts = httptools.parse_url(target)
         path, query = parts.path or b"/", parts.query or b""
-    return (unquote_to_bytes(path) if b"%" in path else path).decode("latin-1"), query
+    return (unquote_to_bytes(path) if path.count(b"%") else path).decode("latin-1"), query

@@ -248,15 +248,12 @@ class Fleet:
         self.prefillers = [one for one in self._usable_prefillers if one.health is Health.READY]
         self.decoders = [one for one in self._usable_decoders if one.health is Health.READY]
         self.resumers = [one for one in self._usable_decoders if one.resumes]
+        self.mode = self._usable_prefillers[0].mode if self._usable_prefillers else Mode.PULL
+        """How KV travels in this fleet; its engines agree."""
 
     @property
     def serves(self) -> bool:
         return bool(self.prefillers and self.decoders)
-
-    @property
-    def mode(self) -> Mode:
-        """How KV travels in this fleet; its engines agree."""
-        return self._usable_prefillers[0].mode if self._usable_prefillers else Mode.PULL
 
     def find(self, name: str) -> Worker | None:
         return self._by_name.get(name)
@@ -270,15 +267,15 @@ class Fleet:
 
     def choose_prefiller(self, avoid: Collection[Worker] = ()) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
-        return _least_busy(_admitted(self._usable_prefillers), "Prefiller", next(self._prefiller_turns), avoid)
+        return _least_busy(self._usable_prefillers, "Prefiller", next(self._prefiller_turns), avoid)
 
     def choose_decoder(self, avoid: Collection[Worker] = ()) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
-        return _least_busy(_admitted(self._usable_decoders), "Decoder", next(self._decoder_turns), avoid)
+        return _least_busy(self._usable_decoders, "Decoder", next(self._decoder_turns), avoid)
 
     def choose_resumer(self, avoid: Collection[Worker] = ()) -> Worker:
         """The least busy Decoder that continues what others handed back. Raises Failure (503) when there is none."""
-        return _least_busy(_admitted(self.resumers), "Decoder", next(self._decoder_turns), avoid)
+        return _least_busy(self.resumers, "Decoder", next(self._decoder_turns), avoid)
 
     def best_prefillers(self, avoid: Collection[Worker] = ()) -> list[Target]:
         """Every rank of those who are in the best state to serve. Raises Failure (503) when there is nobody."""
@@ -308,11 +305,12 @@ def _admitted(pool: list[Worker]) -> list[Worker]:
     return [worker for worker in pool if worker not in longest]
 
 
-def _least_busy(able: list[Worker], kind: str, turn: int, avoid: Collection[Worker]) -> Worker:
-    if not able:
+def _least_busy(pool: list[Worker], kind: str, turn: int, avoid: Collection[Worker]) -> Worker:
+    if len(pool) == 1:
+        return pool[0]
+    if not pool:
         raise _nobody(kind)
-    if len(able) == 1:
-        return able[0]
+    able = _admitted(pool)
     return in_turn(able, [_burden(worker, avoid) for worker in able], turn)
 
 

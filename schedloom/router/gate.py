@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from types import TracebackType
 
 from schedloom.router.failures import busy
 
@@ -44,20 +43,16 @@ class Gate:
     def _came(self) -> None:
         self._coming -= 1
 
-    async def __aenter__(self) -> None:
-        if self.inside >= self._limit and len(self._line) >= self._longest_line:
-            raise busy()
+    def enter(self) -> bool:
+        """Returns whether there was room; otherwise ``wait`` is to be awaited. Whoever is inside must ``leave``."""
         if self.inside < self._limit:
             self.inside += 1
-        else:
-            await self._wait()
+            return True
+        if len(self._line) >= self._longest_line:
+            raise busy()
+        return False
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave()
-
-    async def _wait(self) -> None:
+    async def wait(self) -> None:
         loop = asyncio.get_running_loop()
         place = loop.create_future()
         self._line[place] = None
@@ -66,13 +61,13 @@ class Gate:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled() and place.exception() is None:
-                self._leave()
+                self.leave()
             raise
         finally:
             timer.cancel()
             self._line.pop(place, None)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Whoever leaves hands the place to the first in line that still waits."""
         while self._line:
             place, _ = self._line.popitem(last=False)

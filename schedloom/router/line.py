@@ -21,6 +21,10 @@ class ClientGone(Exception):
 class Line(Protocol):
     """One answer to one client. What is written after its end, or to a client that has left, is dropped."""
 
+    def arrived(self, limit: int) -> bytes | None:
+        """The whole body, where it is there and has at most ``limit`` bytes; otherwise it is to be received."""
+        ...
+
     def start(self, status: int, headers: Iterable[Header]) -> None: ...
 
     def write(self, data: bytes) -> bool:
@@ -46,6 +50,9 @@ class AsgiLine:
         self._send = send
         self._messages: list[Message] = []
         self._watcher: asyncio.Task[None] | None = None
+
+    def arrived(self, limit: int) -> bytes | None:
+        return None
 
     def start(self, status: int, headers: Iterable[Header]) -> None:
         self._messages.append({"type": "http.response.start", "status": status, "headers": list(headers)})

@@ -19,6 +19,7 @@ from schedloom.router.upstream import (
     Upstream,
     UpstreamError,
     UpstreamRequest,
+    lines_of,
 )
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class Membership:
             worker.origin,
             "GET",
             path,
-            self._authorization(),
+            lines_of(self._authorization()),
             first_byte_timeout=timeout,
             silence_timeout=timeout,
         )

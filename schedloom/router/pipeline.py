@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from schedloom.core.composition import Hook, PolicySet
 from schedloom.core.routing import Attempt, Route, SessionOwner
@@ -16,12 +16,9 @@ from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
 from schedloom.router.selection import Excuses, Selection
-from schedloom.router.sessions import SessionKey, SessionStore
+from schedloom.router.sessions import MemorySessions, SessionKey, SessionStore
 from schedloom.router.settings import RouterSettings
 from schedloom.router.tokens import Tokens
-
-_PLAIN = Attempt(Route.PREFILL_DECODE)
-_WHOLE = Attempt(Route.DECODE)
 
 
 class Pipeline:
@@ -42,6 +39,7 @@ class Pipeline:
         self._attempts = attempts
         self._fleet = fleet
         self._sessions = sessions
+        self._at_hand = sessions if isinstance(sessions, MemorySessions) else None
         self._planners = policies.of("plan_route")
         self._metrics = metrics
         self._selection = selection
@@ -53,26 +51,24 @@ class Pipeline:
         if self._tokens is not None:
             call.token_ids = await self._tokens.of(call)
         self._continuation.mark(call)
-        if self._planners:
-            outcome = await self._serve_planned(call, reply)
-        elif call.splittable:
-            outcome = await self._attempts.prefill_decode(call, reply, "pd")
-        else:
-            outcome = await self._attempts.decode(call, reply)
+        owner = None
+        if self._planners and call.key is not None:
+            reply.on_success = functools.partial(self._bind, call.key)
+            owner = await self._sessions.owner(call.key) if self._at_hand is None else self._at_hand.find(call.key)
+        outcome = await self._attempt(call, reply, owner)
         return await self._continuation.complete(call, reply) if outcome is Outcome.HANDED_BACK else outcome
 
-    async def _serve_planned(self, call: Call, reply: Reply) -> Outcome:
-        if call.key is not None:
-            reply.on_success = functools.partial(self._bind, call.key)
-        attempt = self._cheapest(call, await self._owner(call))
-        target = self._target(attempt)
-        if attempt.route is Route.DECODE:
-            return await self._attempts.decode(call, reply, target)
-        if attempt.route in (Route.PREFILL_DECODE, Route.PULL_BACK) or target is None:
-            return await self._attempts.prefill_decode(call, reply, "pd", target)
+    def _attempt(self, call: Call, reply: Reply, owner: SessionOwner | None) -> Awaitable[Outcome]:
+        """What is planned for a session that ``owner`` served last."""
+        attempt = self._cheapest(call, owner if owner is not None and self._fleet.owner_is_here(owner) else None)
+        target = None if attempt is None else self._target(attempt)
+        if not call.splittable or (attempt is not None and attempt.route is Route.DECODE):
+            return self._attempts.decode(call, reply, target)
+        if attempt is None or target is None or attempt.route is not Route.APPEND:
+            return self._attempts.prefill_decode(call, reply, "pd", target)
         if not self._selection.permits(call, target):
-            return await self._attempts.prefill_decode(call, reply, "pd")
-        return await self._append(call, reply, target)
+            return self._attempts.prefill_decode(call, reply, "pd")
+        return self._append(call, reply, target)
 
     async def _append(self, call: Call, reply: Reply, target: Target) -> Outcome:
         """A local attempt, and the ordinary way once when it is turned away, or fails before any output."""
@@ -96,28 +92,29 @@ class Pipeline:
         finally:
             self._metrics.local_attempt("hit" if reply.started else result)
 
-    async def _owner(self, call: Call) -> SessionOwner | None:
-        """The session's owner while it lives."""
-        owner = await self._sessions.owner(call.key) if call.key is not None else None
-        return owner if owner is not None and self._fleet.owner_is_here(owner) else None
+    def _bind(self, key: SessionKey, reply: Reply) -> Awaitable[None] | None:
+        """Returns what is to be awaited where sessions are not at hand."""
+        if reply.owner is None:
+            return None
+        if self._at_hand is None:
+            return self._sessions.bind(key, reply.owner)
+        self._at_hand.keep(key, reply.owner)
+        return None
 
-    async def _bind(self, key: SessionKey, reply: Reply) -> None:
-        if reply.owner is not None:
-            await self._sessions.bind(key, reply.owner)
-
-    def _cheapest(self, call: Call, owner: SessionOwner | None) -> Attempt:
-        """The best attempt of all policies, and the ordinary one when there is none."""
+    def _cheapest(self, call: Call, owner: SessionOwner | None) -> Attempt | None:
+        """The best attempt of all policies."""
         best = None
         for planner in self._planners:
             for attempt in self._planned(planner, call, owner):
                 fits = call.splittable or attempt.route is Route.DECODE
                 if fits and self._is_possible(attempt) and (best is None or attempt.expected_cost < best.expected_cost):
                     best = attempt
-        return best or (_PLAIN if call.splittable else _WHOLE)
+        return best
 
     def _planned(self, planner: Hook, call: Call, owner: SessionOwner | None) -> Sequence[Attempt]:
         try:
-            return tuple(planner.call(call.route, owner, self._fleet) or ())
+            planned = planner.call(call.route, owner, self._fleet)
+            return tuple(planned) if planned else ()
         except Exception:
             self._excuses.note(planner.policy, "plan a route")
             return ()

@@ -139,7 +139,8 @@ class ClientConnection(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._arrived()
+        if self._running is not None:
+            self._arrived()
         self._in_head, self._in_body = False, True
         received, self._head_bytes = self._head_bytes, 0
         target, self._target = self._target, b""
@@ -167,7 +168,8 @@ class ClientConnection(asyncio.Protocol):
             self._arriving.body_arrived(body)
 
     def on_message_complete(self) -> None:
-        self._arrived()
+        if self._running is not None:
+            self._arrived()
         self._in_head, self._in_body = True, False
         exchange, self._arriving = self._arriving, None
         if self._is_refusing:

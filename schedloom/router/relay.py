@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable
 from enum import Enum
 from typing import Any
 
@@ -38,19 +39,23 @@ class Outcome(Enum):
     BROKEN = "broken"
 
 
-async def relay(response: UpstreamResponse, reply: Reply, *, local: bool, marked: bool = False) -> Outcome:
+def relay(response: UpstreamResponse, reply: Reply, *, local: bool, marked: bool = False) -> Awaitable[Outcome]:
     """Hand an engine's answer to the client, unless it is the rejection of a ``local`` attempt, or gives a ``marked``
     request back.
 
     Raises Failure, with nothing of it delivered, for an engine's error; UpstreamError when the engine breaks off.
     """
     if response.status != 200:
-        raise Failure(response.status, await response.read_all(), answered(response.headers))
+        return _failed(response)
     if marked and reply.story is None:
         reply.story = Story()
     if (header(response.headers, b"content-type") or b"").startswith(b"text/event-stream"):
-        return await _Stream(response, reply, local, marked).relay()
-    return await _relay_whole(response, reply, local, marked)
+        return _Stream(response, reply, local, marked).relay()
+    return _relay_whole(response, reply, local, marked)
+
+
+async def _failed(response: UpstreamResponse) -> Outcome:
+    raise Failure(response.status, await response.read_all(), answered(response.headers))
 
 
 async def _relay_whole(response: UpstreamResponse, reply: Reply, local: bool, marked: bool) -> Outcome:
@@ -67,8 +72,10 @@ async def _relay_whole(response: UpstreamResponse, reply: Reply, local: bool, ma
         raise Failure.own(502, "The engine did not answer with a stream.", "not_a_stream")
     if reply.turn is not None:
         body = reply.turn.whole(body)
-    await reply.succeed()
-    await reply.whole(200, answered(response.headers), _without_transfer_parameters(body))
+    if (recording := reply.succeed()) is not None:
+        await recording
+    if not reply.whole(200, answered(response.headers), _without_transfer_parameters(body)):
+        await reply.drained()
     return Outcome.SERVED
 
 
@@ -197,8 +204,8 @@ class _Stream:
         events = self._checked(events)
         if not self._reply.started:
             self._start()
-        if not self._told_an_error:
-            await self._reply.succeed()
+        if not self._told_an_error and (recording := self._reply.succeed()) is not None:
+            await recording
         await self._reply.end(events)
         await self._drain()
         return Outcome.BROKEN if self._told_an_error else Outcome.SERVED

@@ -51,7 +51,7 @@ class Reply:
         self.story: Story | None = None
         self.turn: Turn | None = None
         self.on_start: Callable[[str], None] | None = None
-        self.on_success: Callable[[Reply], Awaitable[None]] | None = None
+        self.on_success: Callable[[Reply], Awaitable[None] | None] | None = None
         self.write = line.write
         self._line = line
         self._about: list[Header] = []
@@ -66,9 +66,16 @@ class Reply:
             (REQUEST_ID_HEADER, request_id.encode()),
         ]
 
-    async def whole(self, status: int, headers: Iterable[Header], body: bytes) -> None:
+    def whole(self, status: int, headers: Iterable[Header], body: bytes) -> bool:
+        """Returns whether all of it was taken at once; otherwise ``drained`` is to be awaited."""
         self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
-        await self.end(body)
+        self.ended = True
+        return self._line.end(body)
+
+    async def page(self, status: int, headers: Iterable[Header], body: bytes) -> None:
+        """The whole answer, until it was taken."""
+        if not self.whole(status, headers, body):
+            await self._line.drained()
 
     def start_stream(self, headers: Iterable[Header]) -> None:
         self._start(200, headers)
@@ -81,17 +88,17 @@ class Reply:
         if not self._line.end(last):
             await self._line.drained()
 
-    async def succeed(self) -> None:
+    def succeed(self) -> Awaitable[None] | None:
+        """Returns what is still to be awaited."""
         self.succeeded = True
-        if self.on_success is not None:
-            await self.on_success(self)
+        return None if self.on_success is None else self.on_success(self)
 
     async def fail(self, failure: Failure) -> None:
         """Answer with an error instead of output."""
         headers = list(failure.headers)
         if not any(name == b"content-type" for name, _ in headers):
             headers.append(JSON)
-        await self.whole(failure.status, headers, failure.body)
+        await self.page(failure.status, headers, failure.body)
 
     async def stop(self, failure: Failure) -> None:
         """The router itself gives up: an error in place of an answer, or in the midst of one."""

@@ -74,6 +74,10 @@ class Selection:
             return Target.of(self._fleet.choose_decoder(avoid))
         return self._choose(call, Leg.DECODE, self._fleet.best_decoders(avoid))
 
+    def resumer(self, avoid: Collection[Worker]) -> Target:
+        """A Decoder that continues what others handed back. Raises Failure (503) when there is none."""
+        return Target.of(self._fleet.choose_resumer(avoid))
+
     def permits(self, call: Call, target: Target) -> bool:
         """Whether no filter leaves ``target`` out for a local attempt."""
         return all(self._left(hook, call, Leg.APPEND, [target]) for hook in self._filters)

@@ -49,6 +49,13 @@ class MemorySessions:
         return len(self._entries)
 
     async def owner(self, key: SessionKey) -> SessionOwner | None:
+        return self.find(key)
+
+    async def bind(self, key: SessionKey, owner: SessionOwner) -> None:
+        self.keep(key, owner)
+
+    def find(self, key: SessionKey) -> SessionOwner | None:
+        """``owner``, at once."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -59,7 +66,8 @@ class MemorySessions:
         self._touch(key, owner)
         return owner
 
-    async def bind(self, key: SessionKey, owner: SessionOwner) -> None:
+    def keep(self, key: SessionKey, owner: SessionOwner) -> None:
+        """``bind``, at once."""
         self._touch(key, owner)
         self._drop_idle()
         while len(self._entries) > self._capacity:

@@ -11,7 +11,7 @@ from schedloom.router.fleet import Fleet
 from schedloom.router.metrics import Metrics
 from schedloom.router.settings import RouterSettings
 from schedloom.router.sse import parsed
-from schedloom.router.upstream import Header, Upstream, UpstreamError, UpstreamRequest
+from schedloom.router.upstream import Header, Upstream, UpstreamError, UpstreamRequest, lines_of
 
 _KEYS = (
     "model",
@@ -53,7 +53,13 @@ class Tokens:
         origin = min(self._fleet.decoders, key=lambda decoder: decoder.load).origin
         patience = self._settings.health_timeout_seconds
         request = UpstreamRequest(
-            origin, "POST", "/tokenize", self._headers(call), orjson.dumps(fields), patience, silence_timeout=patience
+            origin,
+            "POST",
+            "/tokenize",
+            lines_of(self._headers(call)),
+            orjson.dumps(fields),
+            patience,
+            silence_timeout=patience,
         )
         response = await self._upstream.send(request)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,8 +33,9 @@ class TooLate(UpstreamError):
 class UpstreamRequest:
     """One request to one engine.
 
-    ``origin`` is ``http://host:port`` with an optional path prefix. ``dispatch_by`` is an instant of the
-    event loop's clock after which the request must not be sent any more. Timeouts are in seconds.
+    ``origin`` is ``http://host:port`` with an optional path prefix. ``lines`` are the headers as they are sent, each
+    with the end of its line. ``dispatch_by`` is an instant of the event loop's clock after which the request must not
+    be sent any more. Timeouts are in seconds.
 
     A cancelled request with ``settle_seconds`` is dispatched nevertheless, and its connection is closed only
     when its answer's body begins or that long after the dispatch: the engine has surely taken it up by then.
@@ -46,13 +47,19 @@ class UpstreamRequest:
     origin: str
     method: str
     path: str
-    headers: Sequence[Header] = ()
+    lines: bytes = b""
     body: bytes = b""
     first_byte_timeout: float = 600.0
     silence_timeout: float = 300.0
     dispatch_by: float | None = None
     settle_seconds: float = 0.0
     on_late_answer: Callable[[int, bytes], None] | None = None
+
+    @property
+    def headers(self) -> list[Header]:
+        """What ``lines`` say, for who does not send them."""
+        pairs = (line.partition(b": ") for line in self.lines.splitlines())
+        return [(name, value) for name, _, value in pairs]
 
 
 class UpstreamResponse(Protocol):
@@ -64,7 +71,7 @@ class UpstreamResponse(Protocol):
     __slots__ = ()
 
     status: int
-    headers: Sequence[Header]
+    headers: list[Header]
 
     async def read(self) -> bytes:
         """All that has arrived since the last call, waiting for something; empty at the proper end of the answer."""
@@ -113,3 +120,11 @@ def header(headers: Sequence[Header], name: bytes) -> bytes | None:
         if key == name:
             return value
     return None
+
+
+def lines_of(headers: Iterable[Header]) -> bytes:
+    """``headers`` as they are sent."""
+    parts: list[bytes] = []
+    for name, value in headers:
+        parts += (name, b": ", value, b"\r\n")
+    return b"".join(parts)

@@ -66,7 +66,7 @@ class Server:
 
 
 def post(origin: str, **more: object) -> UpstreamRequest:
-    return UpstreamRequest(origin, "POST", "/x", [(b"a", b"b")], b"body", **more)  # type: ignore[arg-type]
+    return UpstreamRequest(origin, "POST", "/x", b"a: b\r\n", b"body", **more)  # type: ignore[arg-type]
 
 
 async def ask(upstream: HttpUpstream, origin: str, **more: object) -> bytes:
@@ -299,7 +299,7 @@ async def test_small_writes_are_not_delayed(upstream: HttpUpstream) -> None:
     async with raw_server(Server(OK)) as origin:
         await ask(upstream, origin)
         (connection,) = upstream._open
-        tcp = connection._transport.get_extra_info("socket")  # type: ignore[union-attr]
+        tcp = connection._transport.get_extra_info("socket")
         assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
@@ -314,7 +314,7 @@ async def test_closing_leaves_no_connection_open() -> None:
 
 
 def settling(origin: str) -> UpstreamRequest:
-    return UpstreamRequest(origin, "POST", "/x", [], b"body", settle_seconds=0.3)
+    return UpstreamRequest(origin, "POST", "/x", b"", b"body", settle_seconds=0.3)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ async def test_a_settling_hand_over_closes_once_its_answer_begins(upstream: Http
         lost.set()
 
     async with raw_server(server) as origin:
-        request = UpstreamRequest(origin, "POST", "/x", [], b"body", settle_seconds=60)
+        request = UpstreamRequest(origin, "POST", "/x", b"", b"body", settle_seconds=60)
         task = asyncio.create_task(upstream.send(request))
         await asyncio.sleep(0.05)
         task.cancel()
@@ -370,7 +370,7 @@ async def test_a_hand_over_is_made_even_when_cancelled_before_it_is_connected(up
     async with raw_server(server) as origin:
         for settle, asked in ((0.0, 0), (0.3, 1)):
             task = asyncio.create_task(
-                upstream.send(UpstreamRequest(origin, "POST", "/x", [], b"body", settle_seconds=settle))
+                upstream.send(UpstreamRequest(origin, "POST", "/x", b"", b"body", settle_seconds=settle))
             )
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -396,7 +396,7 @@ async def test_an_answer_given_before_the_engine_noticed_is_still_heard(
 
     async with raw_server(server) as origin:
         listening = UpstreamRequest(
-            origin, "POST", "/x", [], b"body", on_late_answer=lambda status, body: heard.append((status, body))
+            origin, "POST", "/x", b"", b"body", on_late_answer=lambda status, body: heard.append((status, body))
         )
         task = asyncio.create_task(upstream.send(listening))
         await asked.wait()
@@ -409,7 +409,7 @@ async def test_an_engine_that_had_not_finished_is_cancelled_at_once(upstream: Ht
     heard: list[object] = []
     server = Server([])
     async with raw_server(server) as origin:
-        listening = UpstreamRequest(origin, "POST", "/x", [], b"body", on_late_answer=lambda *said: heard.append(said))
+        listening = UpstreamRequest(origin, "POST", "/x", b"", b"body", on_late_answer=lambda *said: heard.append(said))
         task = asyncio.create_task(upstream.send(listening))
         while not server.asked:
             await asyncio.sleep(0.005)
@@ -423,7 +423,7 @@ async def test_an_answer_that_was_read_is_not_late(upstream: HttpUpstream) -> No
     async with raw_server(Server(CHUNKED, OK)) as origin:
         for _ in range(2):
             request = UpstreamRequest(
-                origin, "POST", "/x", [], b"body", on_late_answer=lambda *said: heard.append(said)
+                origin, "POST", "/x", b"", b"body", on_late_answer=lambda *said: heard.append(said)
             )
             response = await upstream.send(request)
             await response.read_all()
@@ -483,7 +483,7 @@ async def test_a_prefill_over_tls_is_cancelled_too(
     monkeypatch.setattr("schedloom.router.client._tls_context", lambda: ours)
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=theirs)
     origin = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    request = UpstreamRequest(origin, "POST", "/x", [], b"body", on_late_answer=lambda *said: None)
+    request = UpstreamRequest(origin, "POST", "/x", b"", b"body", on_late_answer=lambda *said: None)
     sending = asyncio.ensure_future(upstream.send(request))
     await asked.wait()
     sending.cancel()

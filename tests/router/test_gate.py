@@ -21,9 +21,13 @@ class Visit:
         self.task = asyncio.create_task(self._stay(gate))
 
     async def _stay(self, gate: Gate) -> None:
-        async with gate:
+        if not gate.enter():
+            await gate.wait()
+        try:
             self.inside.set()
             await self.go.wait()
+        finally:
+            gate.leave()
 
 
 async def settle() -> None:

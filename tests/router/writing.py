@@ -385,10 +385,8 @@ class Wire:
 
 
 class _Page(UpstreamResponse):
-    status = 200
-    headers = ((b"content-type", JSON),)
-
     def __init__(self, body: bytes) -> None:
+        self.status, self.headers = 200, [(b"content-type", JSON)]
         self._steps = [body, b""]
 
     async def read(self) -> bytes:

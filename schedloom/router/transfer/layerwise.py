@@ -10,7 +10,7 @@ import asyncio
 import functools
 from typing import Any
 
-from schedloom.router.dispatch import Dispatch, Dispatcher
+from schedloom.router.dispatch import Dispatcher
 from schedloom.router.failures import Failure
 from schedloom.router.relay import Outcome
 from schedloom.router.transfer.background import Background, stopped
@@ -31,7 +31,8 @@ class LayerwiseTransfer:
         call, target = passage.call, passage.choose_decoder()
         with self._callbacks.expected(passage.request_id) as expected:
             body = call.body.for_decoder(_ask_at(expected.address), call.marks_for(target.worker))
-            dispatch = Dispatch(target, passage.request_id, body, patient=True)
+            dispatch = self._dispatcher.dispatch(call, target, passage.request_id, body)
+            dispatch.silence_timeout = self._dispatcher.patience
             generate = self._dispatcher.generate(call, passage.reply, dispatch, passage.decision)
             decode = self._background.keep(generate)
             prefill = self._background.keep(self._prefill(passage, expected.parameters))
@@ -63,8 +64,9 @@ class LayerwiseTransfer:
         await send()
 
     async def _send(self, passage: Passage, body: bytes) -> None:
-        dispatch = Dispatch(passage.choose_prefiller(), passage.request_id, body)
-        await self._dispatcher.prefill(passage.call.prefill, dispatch)
+        call = passage.call.prefill
+        dispatch = self._dispatcher.dispatch(call, passage.choose_prefiller(), passage.request_id, body)
+        await self._dispatcher.prefill(call, dispatch)
 
     async def close(self) -> None:
         await self._background.close()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from schedloom.router.call import Call
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Target
+from schedloom.router.fleet import Target, Worker
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
+from schedloom.router.selection import Selection
 from schedloom.router.upstream import TooLate
 
 TOO_LATE = (504, "The Decoder could not be reached in time after the prefill.", "handoff_timeout")
@@ -18,21 +18,34 @@ TOO_LATE = (504, "The Decoder could not be reached in time after the prefill.", 
 
 @dataclass(slots=True)
 class Passage:
-    """One pass of a call through a Prefiller and a Decoder, both told the same ``request_id``.
+    """One pass of a call through a Prefiller and a Decoder, both told the same ``request_id``; rather not through those
+    in ``tried``, to which both are added.
 
-    ``choose_prefiller`` and ``choose_decoder`` choose as late as a way allows, by what is known then; both raise
-    Failure (503) when there is nobody. Where ``may_repeat``, a prefill that fails may be made once more, instead of a
-    second pass.
+    Both are chosen as late as a way allows, by what is known then. Where ``may_repeat``, a prefill that fails may be
+    made once more, instead of a second pass.
     """
 
     call: Call
     reply: Reply
     decision: str
     request_id: str
-    choose_prefiller: Callable[[], Target]
-    choose_decoder: Callable[[], Target]
+    selection: Selection
+    tried: list[Worker]
+    decoder: Target | None = None
     may_repeat: bool = True
     has_repeated: bool = False
+
+    def choose_prefiller(self) -> Target:
+        """Raises Failure (503) when there is none."""
+        source = self.selection.prefiller(self.call.prefill, self.tried)
+        self.tried.append(source.worker)
+        return source
+
+    def choose_decoder(self) -> Target:
+        """The one that was given, if any. Raises Failure (503) when there is none."""
+        target = self.decoder or self.selection.decoder(self.call, self.tried)
+        self.tried.append(target.worker)
+        return target
 
     def repeat(self) -> bool:
         """Whether a prefill that failed may be made again; it then stands for a second pass."""
@@ -44,6 +57,16 @@ class Passage:
         if not self.has_repeated:
             return error
         return Final.own(*TOO_LATE) if isinstance(error, TooLate) else Final(error.status, error.body, error.headers)
+
+
+@dataclass(slots=True)
+class Resumption(Passage):
+    """One pass to go on with what an engine handed back; ``tried`` is that engine."""
+
+    may_repeat: bool = False
+
+    def choose_decoder(self) -> Target:
+        return self.selection.resumer(self.tried)
 
 
 class Final(Failure):

@@ -30,11 +30,16 @@ class PullTransfer:
     async def serve(self, passage: Passage) -> Outcome:
         call, request_id, source = passage.call, passage.request_id, passage.choose_prefiller()
         kept = await self._pull_back.recall(call, source) if self._pull_back is not None else None
-        parameters = await self._prefill(call.prefill, source, request_id, kept)
+        answer = await self._dispatcher.prefill(
+            call.prefill, self._to_prefiller(call.prefill, source, request_id, kept)
+        )
+        parameters = transfer_parameters(answer)
+        if parameters is None:
+            raise _no_producer()
         target = passage.choose_decoder()
         turn = self._pull_back.turn(call, target) if self._pull_back is not None else None
         body = call.body.for_decoder(parameters, call.marks_for(target.worker), with_ids=turn is not None)
-        dispatch = self._dispatcher.hand_over(target, request_id, body)
+        dispatch = self._dispatcher.hand_over(call, target, request_id, body)
         decision = "pull_back" if kept is not None and passage.decision == "pd" else passage.decision
         passage.reply.turn = turn
         outcome = await self._dispatcher.generate(call, passage.reply, dispatch, decision)
@@ -42,18 +47,11 @@ class PullTransfer:
             self._pull_back.remember(call, target, turn)
         return outcome
 
-    async def _prefill(
-        self, call: Call, source: Target, request_id: str, kept: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        """The transfer parameters for the Decoder. Raises Failure with the Prefiller's own error."""
-        release = functools.partial(self._release, call, request_id)
+    def _to_prefiller(self, call: Call, source: Target, request_id: str, kept: dict[str, Any] | None) -> Dispatch:
         body = call.body.for_prefiller(kept) if kept is not None else call.body.for_prefiller()
-        dispatch = Dispatch(source, request_id, body, on_late_answer=release)
-        parameters = transfer_parameters(await self._dispatcher.prefill(call, dispatch))
-        if parameters is None:
-            message = "The Prefiller answered without transfer parameters; it does not run as a KV producer."
-            raise Failure.own(502, message, "no_transfer_parameters")
-        return parameters
+        dispatch = self._dispatcher.dispatch(call, source, request_id, body)
+        dispatch.on_late_answer = functools.partial(self._release, call, request_id)
+        return dispatch
 
     def _release(self, call: Call, request_id: str, status: int, body: bytes) -> None:
         """The Prefiller was done when its client left: a Decoder takes the KV over, or it would be kept to no
@@ -64,8 +62,13 @@ class PullTransfer:
             self._background.start(self._take_over(call, request_id, parameters))
 
     async def _take_over(self, call: Call, request_id: str, parameters: dict[str, Any]) -> None:
-        body = call.body.for_release(parameters)
-        await self._dispatcher.deliver(call, self._dispatcher.hand_over(self._choose_anybody(call), request_id, body))
+        body, target = call.body.for_release(parameters), self._choose_anybody(call)
+        await self._dispatcher.deliver(self._dispatcher.hand_over(call, target, request_id, body))
 
     async def close(self) -> None:
         await self._background.close()
+
+
+def _no_producer() -> Failure:
+    message = "The Prefiller answered without transfer parameters; it does not run as a KV producer."
+    return Failure.own(502, message, "no_transfer_parameters")

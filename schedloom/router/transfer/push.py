@@ -49,8 +49,8 @@ class PushTransfer:
     def _to_decoder(self, passage: Passage, source: Target) -> Dispatch:
         call, target = passage.call, passage.choose_decoder()
         body = call.body.for_decoder(where_to_register(source), call.marks_for(target.worker))
-        dispatch = self._dispatcher.hand_over(target, passage.request_id, body)
-        dispatch.patient = True
+        dispatch = self._dispatcher.hand_over(call, target, passage.request_id, body)
+        dispatch.silence_timeout = self._dispatcher.patience
         dispatch.settle_seconds = self._dispatcher.patience
         return dispatch
 
@@ -93,10 +93,11 @@ class PushTransfer:
 
     async def _prefill(self, passage: Passage, source: Target, on_accepted: Callable[[], None] | None = None) -> None:
         release = functools.partial(self._release, passage, where_to_register(source))
-        body = passage.call.prefill.body.for_prefiller(stream=True)
-        dispatch = Dispatch(source, passage.request_id, body, patient=True)
+        call = passage.call.prefill
+        dispatch = self._dispatcher.dispatch(call, source, passage.request_id, call.body.for_prefiller(stream=True))
+        dispatch.silence_timeout = self._dispatcher.patience
         dispatch.on_accepted, dispatch.on_late_answer = on_accepted, release
-        await self._dispatcher.prefill(passage.call.prefill, dispatch)
+        await self._dispatcher.prefill(call, dispatch)
 
     def _release(self, passage: Passage, where: dict[str, Any], status: int, body: bytes) -> None:
         """The Prefiller was done when it was cancelled: a Decoder takes the KV over, or it would be kept to no end."""
@@ -107,7 +108,7 @@ class PushTransfer:
         call = passage.call.prefill
         body = call.body.for_release(where)
         target = self._choose_anybody(call)
-        await self._dispatcher.deliver(call, self._dispatcher.hand_over(target, passage.request_id, body))
+        await self._dispatcher.deliver(self._dispatcher.hand_over(call, target, passage.request_id, body))
 
     async def close(self) -> None:
         await self._background.close()
@@ -115,7 +116,7 @@ class PushTransfer:
 
 def _was_refused(dispatch: Dispatch, error: BaseException | None) -> bool:
     """Whether the Decoder surely does not wait for the Prefiller, and has got nothing from it."""
-    if dispatch.sent is None or isinstance(error, (TooLate, Unreached)):
+    if not dispatch.sent or isinstance(error, (TooLate, Unreached)):
         return True
     told = error.status if isinstance(error, Failure) and not isinstance(error, Interrupted) else 0
     return any(400 <= status < 500 or status == 503 for status in (dispatch.status, told))
