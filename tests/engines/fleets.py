@@ -54,13 +54,15 @@ class Pair:
 
 
 @contextmanager
-def running_pair(logs: Path, connector: str, prefiller: tuple[str, ...] = (), **extra: Any) -> Iterator[Pair]:
-    """``prefiller`` are further arguments of that engine, ``extra`` is the connectors' configuration."""
+def running_pair(
+    logs: Path, connector: str, prefiller: tuple[str, ...] = (), decoder: tuple[str, ...] = (), **extra: Any
+) -> Iterator[Pair]:
+    """``prefiller`` and ``decoder`` are further arguments of theirs, ``extra`` is the connectors' configuration."""
     ports = free_ports(4)
     common: dict[str, Any] = {"environment": PLUGINS, "connector": connector, "connector_config": extra}
     specs = [
         EngineSpec("prefiller", ports[0], "producer", ports[1], arguments=prefiller, **common),
-        EngineSpec("decoder", ports[2], "consumer", ports[3], **common),
+        EngineSpec("decoder", ports[2], "consumer", ports[3], arguments=decoder, **common),
     ]
     with Fleet(specs, cached_model(), logs) as fleet:
         yield Pair(fleet.engines["prefiller"], fleet.engines["decoder"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def anyio_backend() -> str:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     logs = tmp_path_factory.mktemp("logs")
     cold = ("--no-enable-prefix-caching",)
-    extra = {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": 40}
+    extra: dict[str, Any] = {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": 40}
     with running_pair(logs, "NixlConnector", cold, **extra) as pair:
         yield pair
 

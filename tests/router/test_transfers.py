@@ -74,7 +74,7 @@ async def test_both_know_each_other_by_one_request_id(bench: Make, stream: bool)
         "do_remote_prefill": True,
         "do_remote_decode": False,
         "remote_engine_id": "engine_dp0",
-        "remote_request_id": "unknown",
+        "remote_request_id": to_d.headers["x-request-id"],
         "remote_host": "10.0.0.7",
         "remote_port": 5600,
         "tp_size": 2,

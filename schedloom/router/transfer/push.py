@@ -48,7 +48,7 @@ class PushTransfer:
 
     def _to_decoder(self, passage: Passage, source: Target) -> Dispatch:
         call, target = passage.call, passage.choose_decoder()
-        body = call.body.for_decoder(where_to_register(source), call.marks_for(target.worker))
+        body = call.body.for_decoder(where_to_register(source, passage.request_id), call.marks_for(target.worker))
         dispatch = self._dispatcher.hand_over(call, target, passage.request_id, body)
         dispatch.silence_timeout = self._dispatcher.patience
         dispatch.settle_seconds = self._dispatcher.patience
@@ -80,7 +80,7 @@ class PushTransfer:
         if not prefill.done():
             prefill.cancel()
         elif prefill.exception() is None:
-            self._background.start(self._take_over(passage, where_to_register(source)))
+            self._background.start(self._take_over(passage, where_to_register(source, passage.request_id)))
 
     async def _prefill_surely(self, passage: Passage, source: Target, accepted: asyncio.Event) -> None:
         """Once more on the same Prefiller when it fails after it had accepted: a Decoder may wait for it."""
@@ -92,7 +92,7 @@ class PushTransfer:
         await self._prefill(passage, source)
 
     async def _prefill(self, passage: Passage, source: Target, on_accepted: Callable[[], None] | None = None) -> None:
-        release = functools.partial(self._release, passage, where_to_register(source))
+        release = functools.partial(self._release, passage, where_to_register(source, passage.request_id))
         call = passage.call.prefill
         dispatch = self._dispatcher.dispatch(call, source, passage.request_id, call.body.for_prefiller(stream=True))
         dispatch.silence_timeout = self._dispatcher.patience
@@ -126,14 +126,18 @@ def _error_of(task: asyncio.Task[Outcome]) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
 
 
-def where_to_register(source: Target) -> dict[str, Any]:
-    """The transfer parameters with which a Decoder registers at a Prefiller and waits for it to write."""
+def where_to_register(source: Target, request_id: str) -> dict[str, Any]:
+    """The transfer parameters with which a Decoder registers at a Prefiller and waits for it to write.
+
+    While it has no room it names ``request_id`` to the Prefiller, which keeps the KV for it: see
+    schedloom.adapters.engine.heartbeats.
+    """
     endpoint = source.contract.kv_endpoints[source.rank]
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
         "remote_engine_id": endpoint.engine_id,
-        "remote_request_id": "unknown",
+        "remote_request_id": request_id,
         "remote_host": endpoint.host,
         "remote_port": endpoint.port,
         "tp_size": endpoint.tp_size,
