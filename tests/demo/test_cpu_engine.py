@@ -5,13 +5,15 @@ import subprocess
 import sys
 from importlib.metadata import requires
 from types import SimpleNamespace
+from typing import Any
 
 import nixl
 import pytest
+import torch
 from triton.backends import backends
 from triton.backends.compiler import GPUTarget
 
-from schedloom_cpu_engine import check, plugin
+from schedloom_cpu_engine import check, collectives, plugin
 
 
 def test_triton_finds_the_backend_by_its_entry_point() -> None:
@@ -36,9 +38,9 @@ def test_every_nixl_agent_pauses_between_polls(monkeypatch: pytest.MonkeyPatch) 
     made: list[tuple[str, int]] = []
     bindings = nixl._api.nixlBind
     monkeypatch.setattr(bindings, "nixlAgent", lambda name, settings: made.append((name, settings.pthrDelay)))
-    plugin.register()
+    plugin.let_nixl_rest()
     wrapped = bindings.nixlAgent
-    plugin.register()
+    plugin.let_nixl_rest()
     assert bindings.nixlAgent is wrapped
     bindings.nixlAgent("agent", SimpleNamespace(pthrDelay=0))
     assert made == [("agent", plugin.POLL_INTERVAL_MICROSECONDS)]
@@ -62,6 +64,49 @@ def test_a_row_comes_out_the_same_alone_and_in_a_batch() -> None:
     """X6: without this no preempted run could be compared with an undisturbed one, token by token."""
     environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
     subprocess.run([sys.executable, "-c", ALONE_AND_IN_A_BATCH], env=environment, check=True, timeout=120)
+
+
+SIZES = [3, 1]
+TOKENS = [torch.arange(6.0).reshape(3, 2), torch.full((1, 2), 10.0)]
+"""Uneven parts of two ranks."""
+
+ADDENDS = [torch.arange(8.0).reshape(4, 2), torch.ones(4, 2)]
+
+
+class FakeGroup:
+    """Two ranks, of which only one calls: what the other has is known."""
+
+    def broadcast(self, part: torch.Tensor, src: int, group: object) -> None:
+        part.copy_(TOKENS[src - 4])
+
+    def all_reduce(self, total: torch.Tensor, group: object) -> None:
+        total.copy_(sum(ADDENDS))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_exchange_uneven_parts(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    class Communicator(SimpleNamespace):
+        pass
+
+    monkeypatch.setattr(collectives, "distributed", FakeGroup())
+    collectives.complete(Communicator)
+    communicator: Any = Communicator(world_size=2, rank_in_group=rank, ranks=[4, 5], device_group=None)
+    gathered, twice = communicator.all_gatherv([TOKENS[rank], TOKENS[rank]], dim=0, sizes=SIZES)
+    assert gathered.tolist() == twice.tolist() == [[0, 1], [2, 3], [4, 5], [10, 10]]
+    addend = ADDENDS[rank].clone()
+    part = communicator.reduce_scatterv(addend, dim=0, sizes=SIZES)
+    assert part.tolist() == [[[1, 2], [3, 4], [5, 6]], [[7, 8]]][rank]
+    assert addend.tolist() == ADDENDS[rank].tolist()
+
+
+def test_exchanges_that_a_communicator_has_stay_its_own() -> None:
+    class Communicator:
+        def all_gatherv(self) -> str:
+            return "its own"
+
+    collectives.complete(Communicator)
+    assert Communicator().all_gatherv() == "its own"
+    assert "reduce_scatterv" in vars(Communicator)
 
 
 def test_a_package_that_cannot_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

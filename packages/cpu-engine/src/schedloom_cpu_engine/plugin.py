@@ -1,20 +1,27 @@
-"""Loaded by vLLM in each of its processes: numbers that do not depend on the batch, and a NIXL that sleeps."""
+"""Loaded by vLLM in each of its processes: numbers that do not depend on the batch, ranks that can exchange, and a NIXL
+that rests.
+"""
 
 import os
 from typing import Any
+
+from schedloom_cpu_engine import collectives
 
 POLL_INTERVAL_MICROSECONDS = 200
 
 
 def register() -> None:
-    """Prepares this process, before anything is computed in it."""
+    """What vLLM calls, before it computes anything."""
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
     os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
     # oneDNN's AVX-512 kernels round a row that comes alone otherwise than the same row in a batch.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
-    _let_nixl_sleep()
+    collectives.complete(CpuCommunicator)
+    let_nixl_rest()
 
 
-def _let_nixl_sleep() -> None:
+def let_nixl_rest() -> None:
     """Makes every NIXL agent of this process poll at an interval; does nothing where NIXL is not installed.
 
     NIXL's Python interface fixes the interval at zero, so that an idle engine's thread occupies one core.
