@@ -1,14 +1,14 @@
-"""Preempted requests saved and restored on engines of other shapes. Run as a script.
+"""Preempted requests on engines of other shapes, and with other caches. Run as a script.
 
-Usage: python -m tests.engines.variants MODEL SHAPE: "plain", "ngram" (drafts by n-grams, some of which are rejected) or
-"workers" (two tensor-parallel worker processes, each with half of the KV heads and its own host memory). The model
-runner comes from the environment. Prints one JSON object with the token ids of vLLM's own engine and of a tight one.
+Usage: python -m tests.engines.variants MODEL SHAPE, a key of ``SHAPES``. The model runner comes from the environment.
+Prints one JSON object: what a tight engine did, and whether it answered what vLLM's own answers that has room for all.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 from schedloom.adapters.engine.reality.engines import connectors, scheduler_of, start
@@ -18,13 +18,32 @@ REQUESTS = 12
 ANSWER = 40
 BLOCKS = 2 * REQUESTS + 3
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "ngram": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}},
-    "workers": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+
+@dataclass(frozen=True)
+class Shape:
+    """``tight`` are settings of the engine with few ``blocks``, ``cache`` those that both have. A block beside Mamba
+    states is so large that only a longer ``answer`` needs another.
+    """
+
+    tight: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
+    blocks: int = BLOCKS
+    answer: int = ANSWER
+
+
+SHAPES: dict[str, Shape] = {
+    "plain": Shape(),
+    "ngram": Shape({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}}),
+    "workers": Shape({"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
+    "precisions": Shape(cache={"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["sliding_window"]}, blocks=40),
+    "hybrid": Shape(blocks=28, answer=110),
 }
+"""Drafts by n-grams, some of which are rejected; two tensor-parallel worker processes, each with half of the KV heads
+and its own host memory; caches of two precisions, for a model with sliding windows; Mamba states beside attention, for
+a model that has them. vLLM zeroes new blocks of the last two.
+"""
+
 OFFLOADING: dict[str, Any] = {
-    "num_gpu_blocks_override": BLOCKS,
     "additional_config": {"scheduler_config": {"policies": [{"name": "offload_restore", "min_saved_tokens": 1}]}},
     "kv_transfer_config": connectors("offload"),
 }
@@ -33,16 +52,35 @@ PROMPTS = [prompt(index, 29) + prompt(index, 29) for index in range(REQUESTS)]
 
 
 def main() -> None:
-    model, shape = sys.argv[1:]
-    undisturbed = start(model)
-    expected = ask(undisturbed, PROMPTS, ANSWER)
+    model, name = sys.argv[1:]
+    shape = SHAPES[name]
+    undisturbed = start(model, **shape.cache)
+    expected = ask(undisturbed, PROMPTS, shape.answer)
     stop(undisturbed)
-    engine = start(model, **SHAPES[shape], **OFFLOADING)
-    watched = Drafts(scheduler_of(engine))
-    tokens = ask(engine, PROMPTS, ANSWER)
-    facts = {"exact": tokens == expected, "decisions": decisions(engine), "drafts": watched.counts}
+    engine = start(model, num_gpu_blocks_override=shape.blocks, **shape.cache, **shape.tight, **OFFLOADING)
+    scheduler = scheduler_of(engine)
+    drafts, steps = Drafts(scheduler), Steps(scheduler)
+    tokens = ask(engine, PROMPTS, shape.answer)
+    facts = {"exact": tokens == expected, "decisions": decisions(engine), "drafts": drafts.counts}
+    facts |= {"steps": steps.counts, "groups": len(scheduler.kv_cache_config.kv_cache_groups)}
     print(json.dumps(facts), flush=True)
     stop(engine)
+
+
+class Steps:
+    """Blocks that the worker was told to zero, and requests that were preempted, restored or not."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.counts = {"zeroed": 0, "preempted": 0}
+        schedule = scheduler.schedule
+
+        def watched(*arguments: Any) -> Any:
+            output = schedule(*arguments)
+            self.counts["zeroed"] += len(output.new_block_ids_to_zero or ())
+            self.counts["preempted"] += len(output.preempted_req_ids or ())
+            return output
+
+        scheduler.schedule = watched
 
 
 class Drafts:
