@@ -84,7 +84,7 @@ class HttpUpstream:
         longest = _IDLE_SECONDS if request.dispatch_by is None else _HANDOFF_IDLE_SECONDS
         while idle:
             connection, _ = idle.popitem()
-            if connection.is_fresh(longest):
+            if connection.loop.time() - connection.idle_since < longest and connection.is_open:
                 return connection
             connection.abort()
         return None

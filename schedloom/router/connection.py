@@ -160,8 +160,10 @@ class Exchange(UpstreamResponse):
         self._last_activity = self._loop.time()
         self._wake()
 
-    def body_arrived(self, data: bytes) -> None:
-        """All that arrived at once."""
+    def body_arrived(self, parts: list[bytes]) -> None:
+        """All that arrived at once, which is read at once; it is taken out of ``parts``."""
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
         if self._request.on_late_answer is not None:
             self._all.append(data)
         elif self._abandoned:
@@ -210,7 +212,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, idle: dict[Connection, None], open_: set[Connection]) -> None:
         self.loop = loop
-        self._idle_since = 0.0
+        self.idle_since = 0.0
         self._idle = idle
         self._open = open_
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until it is made
@@ -242,12 +244,8 @@ class Connection(asyncio.Protocol):
 
     def rest(self) -> None:
         """Until there is another request."""
-        self._idle_since = self.loop.time()
+        self.idle_since = self.loop.time()
         self._idle[self] = None
-
-    def is_fresh(self, longest: float) -> bool:
-        """Whether it is open, and has rested for less than ``longest`` seconds."""
-        return not self._transport.is_closing() and self.loop.time() - self._idle_since < longest
 
     def pause(self) -> None:
         if self.is_open and not self._paused:
@@ -310,7 +308,9 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        headers = [(name.lower(), value) for name, value in self._headers.items()]
+        headers = list(self._headers.items())
+        if not b"".join(self._headers).islower():
+            headers = [(name.lower(), value) for name, value in headers]
         self._headers.clear()
         if self._exchange is None:
             self.abort()
@@ -322,7 +322,7 @@ class Connection(asyncio.Protocol):
         if exchange is None or not exchange.has_head:
             return
         if self._body:
-            self._hand_on()
+            exchange.body_arrived(self._body)
         if self._headers:
             self._headers.clear()
         self._exchange = None
@@ -335,12 +335,9 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def _hand_on(self) -> None:
-        """What arrived together is read together."""
-        parts = self._body
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        if data and self._exchange is not None:
-            self._exchange.body_arrived(data)
+        if self._body and self._exchange is not None:
+            self._exchange.body_arrived(self._body)
+        self._body.clear()
 
     def _break(self, error: UpstreamError) -> None:
         exchange, self._exchange = self._exchange, None

@@ -31,6 +31,8 @@ from schedloom.router.upstream import (
 
 log = logging.getLogger(__name__)
 
+_REQUEST_ID = REQUEST_ID_HEADER + b": "
+
 
 @dataclass(slots=True)
 class Dispatch(UpstreamRequest):
@@ -144,25 +146,22 @@ class Dispatcher:
         return dispatch
 
     def dispatch(self, call: Call, target: Target, request_id: str, body: bytes) -> Dispatch:
+        if not call.lines:
+            call.lines = self._common_lines(call)
+        lines = b"".join((call.lines, _REQUEST_ID, request_id.encode(), b"\r\n"))
+        if len(target.worker.targets) > 1:
+            lines += lines_of([(RANK_HEADER, b"%d" % target.rank)])
         return Dispatch(
             target.worker.origin,
             "POST",
             call.path,
-            self._lines(call, target, request_id),
+            lines,
             body,
             self._first_byte_seconds,
             self._silence_seconds,
             target=target,
             request_id=request_id,
         )
-
-    def _lines(self, call: Call, target: Target, request_id: str) -> bytes:
-        if not call.lines:
-            call.lines = self._common_lines(call)
-        lines = b"%b%b: %b\r\n" % (call.lines, REQUEST_ID_HEADER, request_id.encode())
-        if len(target.worker.targets) > 1:
-            lines += lines_of([(RANK_HEADER, b"%d" % target.rank)])
-        return lines
 
     def _common_lines(self, call: Call) -> bytes:
         """The headers that every attempt of a call carries."""

@@ -75,7 +75,16 @@ class ClientExchange:
 
     async def run(self, app: ASGIApp) -> None:
         try:
-            await app(self._scope(), self.receive, self.send)
+            scope = {
+                "type": "http",
+                "http_version": "1.1",
+                "method": self._method,
+                "path": self._path,
+                "query_string": self._query,
+                "headers": self._headers,
+                LINE: self,
+            }
+            await app(scope, self.receive, self.send)
         except Exception:
             log.exception("a request ended in an unforeseen error")
         finally:
@@ -90,17 +99,6 @@ class ClientExchange:
             body = error_body(500, "The router failed.", "internal_error")
             self.start(500, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
             self.end(body)
-
-    def _scope(self) -> Scope:
-        return {
-            "type": "http",
-            "http_version": "1.1",
-            "method": self._method,
-            "path": self._path,
-            "query_string": self._query,
-            "headers": self._headers,
-            LINE: self,
-        }
 
     # ASGI
 

@@ -51,7 +51,6 @@ class Clients:
         self.limits = limits
         self.heads = Deadlines(limits.header_seconds)
         self.bodies = Deadlines(limits.body_seconds)
-        self.pauses = Deadlines(limits.idle_seconds)
         self.connections: set[ClientConnection] = set()
         self.under_way: dict[ClientExchange, asyncio.Task[None]] = {}
         self.leaving = False
@@ -87,6 +86,8 @@ class ClientConnection(asyncio.Protocol):
         self._asked: deque[ClientExchange] = deque()
         self._running: tuple[Deadlines, Callable[[], None]] | None = None
         self._drained: asyncio.Future[None] | None = None
+        self._resting_since: float | None = None
+        self._end_of_rest: asyncio.TimerHandle | None = None
 
     # asyncio.Protocol
 
@@ -98,6 +99,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
         self._clients.connections.discard(self)
+        if self._end_of_rest is not None:
+            self._end_of_rest.cancel()
         self.resume_writing()
         if self._arriving is not None and self._arriving is not self._answering:
             self._arriving.lost()
@@ -141,6 +144,7 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._running is not None:
             self._arrived()
+        self._resting_since = None
         self._in_head, self._in_body = False, True
         received, self._head_bytes = self._head_bytes, 0
         target, self._target = self._target, b""
@@ -211,7 +215,7 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.resume_reading()
                 self._allow_body()
         else:
-            self._allow(self._clients.pauses, self.transport.close)
+            self._rest()
 
     def _answer(self, exchange: ClientExchange) -> None:
         self._answering = exchange
@@ -219,7 +223,26 @@ class ClientConnection(asyncio.Protocol):
 
     # Limits
 
+    def _rest(self) -> None:
+        """Until the next request begins. One timer serves all rests: whoever is asked again and again costs none."""
+        loop = asyncio.get_running_loop()
+        self._resting_since = loop.time()
+        if self._end_of_rest is None:
+            self._end_of_rest = loop.call_later(self._clients.limits.idle_seconds, self._look)
+
+    def _look(self) -> None:
+        self._end_of_rest = None
+        if self._resting_since is None:
+            return
+        loop = asyncio.get_running_loop()
+        due = self._resting_since + self._clients.limits.idle_seconds
+        if due <= loop.time():
+            self.transport.close()
+        else:
+            self._end_of_rest = loop.call_at(due, self._look)
+
     def _allow(self, deadlines: Deadlines, late: Callable[[], None]) -> None:
+        self._resting_since = None
         if self._running is None or self._running[0] is not deadlines:
             self._arrived()
             self._running = deadlines, late

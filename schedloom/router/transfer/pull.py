@@ -28,11 +28,10 @@ class PullTransfer:
         self._background = Background()
 
     async def serve(self, passage: Passage) -> Outcome:
-        call, request_id, source = passage.call, passage.request_id, passage.choose_prefiller()
+        call, prefill = passage.call, passage.call.prefill
+        request_id, source = passage.request_id, passage.choose_prefiller()
         kept = await self._pull_back.recall(call, source) if self._pull_back is not None else None
-        answer = await self._dispatcher.prefill(
-            call.prefill, self._to_prefiller(call.prefill, source, request_id, kept)
-        )
+        answer = await self._dispatcher.prefill(prefill, self._to_prefiller(prefill, source, request_id, kept))
         parameters = transfer_parameters(answer)
         if parameters is None:
             raise _no_producer()
