@@ -11,6 +11,7 @@ from schedloom.core.wire import LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
 from schedloom.router.guard import (
     EXTRA_ARGUMENTS,
     SESSION_KEYS,
+    holds_nothing_guarded,
     parse_object,
     without_guarded_keys,
     written,
@@ -87,8 +88,11 @@ class GenerationBody:
 
     def __init__(self, raw: bytes, salt: str | None = None) -> None:
         fields = parse_object(raw)
-        self.conversation = _named_in(fields)
-        self.fields, self.raw = without_guarded_keys(fields, raw)
+        self.conversation: str | None = None
+        self.fields, self.raw = fields, raw
+        if not holds_nothing_guarded(fields):
+            self.conversation = _named_in(fields)
+            self.fields, self.raw = without_guarded_keys(fields, raw)
         model = fields.get("model")
         self.model = model if isinstance(model, str) else ""
         self.splittable = _is_splittable(self.fields)

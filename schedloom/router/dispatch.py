@@ -187,17 +187,19 @@ class Dispatcher:
 
 def transfer_parameters(body: bytes) -> dict[str, Any] | None:
     """What an engine's JSON answer says about the KV that it keeps."""
-    parameters = _last_member(body) or parsed(body).get("kv_transfer_params")
+    parameters = _member_near_the_end(body) or parsed(body).get("kv_transfer_params")
     return parameters if isinstance(parameters, dict) and parameters else None
 
 
-def _last_member(body: bytes) -> dict[str, Any]:
-    """The transfer parameters where they are what an answer ends with, as vLLM's do; empty where they are not.
+def _member_near_the_end(body: bytes) -> dict[str, Any]:
+    """The transfer parameters where only plain members of an answer follow them, as of vLLM's; otherwise empty.
 
-    Within a JSON string the quotes would be escaped, and within another object more would close behind them.
+    Within a JSON string the quotes would be escaped, and behind a member of another object more would be closed.
     """
-    _, found, rest = body.rpartition(b',"kv_transfer_params":')
-    return parsed(rest[:-1]) if found and rest.endswith(b"}}") else {}
+    _, _, rest = body.rpartition(b',"kv_transfer_params":')
+    value, found, others = rest.rpartition(b"},")
+    plain = found and others.endswith(b"}") and others.count(b"}") == 1 and not others.count(b"]")
+    return parsed(value + b"}") if plain else {}
 
 
 def _bearer(settings: RouterSettings) -> bytes | None:

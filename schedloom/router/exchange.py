@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 import httptools
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Message
 
 from schedloom.router.failures import error_body
 from schedloom.router.line import LINE

@@ -43,14 +43,16 @@ def written(fields: dict[str, Any]) -> bytes:
         raise Failure.own(400, "The body is nested too deeply.", "invalid_json") from None
 
 
+def holds_nothing_guarded(fields: dict[str, Any]) -> bool:
+    """Whether no key of ``fields`` is the router's or the engines', or the session's name."""
+    return _GUARDED_KEYS.isdisjoint(fields) and RESERVED_PREFIX not in "\0".join(fields)
+
+
 def without_guarded_keys(fields: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], bytes]:
-    """``fields`` and ``raw`` as they may reach an engine; both are returned as they are when nothing is to be
-    removed.
+    """``fields`` and ``raw`` as they may reach an engine; as they are when nothing is to be removed.
 
     Raises Failure (400) for a guarded key that is given twice, and for ``vllm_xargs`` that is not an object.
     """
-    if _GUARDED_KEYS.isdisjoint(fields) and RESERVED_PREFIX not in "\0".join(fields):
-        return fields, raw
     _refuse_duplicates(raw)
     clean = {key: value for key, value in fields.items() if not _is_removed(key)}
     if EXTRA_ARGUMENTS in clean:

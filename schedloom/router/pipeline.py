@@ -47,14 +47,20 @@ class Pipeline:
         self._tokens = tokens
         self._continuation = Continuation(attempts.resume, fleet, metrics, settings.max_continuations)
 
-    async def serve(self, call: Call, reply: Reply) -> Outcome:
-        if self._tokens is not None:
-            call.token_ids = await self._tokens.of(call)
+    def serve(self, call: Call, reply: Reply) -> Awaitable[Outcome]:
+        """Attempted at once where nothing is to be asked before, and nothing to be done after."""
         self._continuation.mark(call)
-        owner = None
         if self._planners and call.key is not None:
             reply.on_success = functools.partial(self._bind, call.key)
-            owner = await self._sessions.owner(call.key) if self._at_hand is None else self._at_hand.find(call.key)
+        if self._tokens is not None or self._at_hand is None or call.marks:
+            return self._serve(call, reply)
+        owner = None if call.key is None else self._at_hand.find(call.key)
+        return self._attempt(call, reply, owner)
+
+    async def _serve(self, call: Call, reply: Reply) -> Outcome:
+        if self._tokens is not None:
+            call.token_ids = await self._tokens.of(call)
+        owner = await self._sessions.owner(call.key) if self._planners and call.key is not None else None
         outcome = await self._attempt(call, reply, owner)
         return await self._continuation.complete(call, reply) if outcome is Outcome.HANDED_BACK else outcome
 

@@ -17,6 +17,12 @@ FALSE = {"kv_transfer_params": {"remote_host": "evil"}}
     "answer",
     [
         {"id": "x", "kv_transfer_params": KV},
+        {"id": "x", "kv_transfer_params": KV, "ec_transfer_params": None, "metrics": None},
+        {"id": "x", "kv_transfer_params": KV, "metrics": {"a": {"b": 1}, "c": []}, "t": 1},
+        {"id": "x", "kv_transfer_params": KV, "choices": {"index": 0} | FALSE | {"t": 1}},
+        {"id": "x", "kv_transfer_params": KV, "choices": [{"index": 0} | FALSE | {"t": 1}], "t": 1},
+        {"id": "x", "kv_transfer_params": KV, "choices": [[{"index": 0} | FALSE | {"t": 1}]], "t": "]"},
+        {"id": "x", "kv_transfer_params": KV, "t": "}"},
         {"kv_transfer_params": KV},
         {"kv_transfer_params": KV, "id": "x"},
         {"id": "x", "kv_transfer_params": KV, "choices": [{"index": 0} | FALSE]},
