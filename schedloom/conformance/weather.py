@@ -25,7 +25,8 @@ AIMED_SEED = 1_000_000
 class Weather:
     """Probabilities of each kind of act, and the load in requests at a time. What is longest or shortest is in tokens;
     ``continuable`` is the share of requests that carry the mark, where some may be handed back. ``local``: nothing is
-    transferred; ``want``: whatever is free is taken away, again and again; ``calm``: no troubles."""
+    transferred; ``want``: whatever is free is taken away, again and again; ``calm``: no troubles;
+    ``loyal``: who continues a conversation has its salt and its adapter."""
 
     load: int
     arrival: float
@@ -46,6 +47,7 @@ class Weather:
     local: bool = False
     want: bool = False
     calm: bool = False
+    loyal: bool = False
 
     @classmethod
     def of(cls, rng: random.Random, cell: Cell, climate: Mapping[str, Any]) -> Weather:
@@ -91,10 +93,16 @@ AIMED: dict[str, dict[str, Any]] = {
         **_UNDISTURBED, "load": 12, "arrival": 0.95, "squeeze": 0.3, "want": True, "follow_up": 0.3,
         "longest": 20, "shortest_answer": 40, "continuable": 1.0
     },
+    "tenants that come back": {
+        **_UNDISTURBED, "load": 3, "arrival": 0.6, "squeeze": 0.0, "follow_up": 0.9, "local": True, "salts": 2,
+        "longest": 20, "shortest_prompt": 9, "loyal": True
+    },
 }  # fmt: skip
 """Weather for what a cell has not met by chance: nothing is weaker for it, as an event must still happen."""
 
 AIMS = {
+    "salted hit": "tenants that come back",
+    "adapter hit": "tenants that come back",
     "contention": "streams that stay",
     "full batch": "streams that stay",
     "preempted": "want of blocks",
@@ -172,7 +180,7 @@ class Forecast:
         room = cell.max_model_len - keep
         fresh = max(rng.randrange(1, max(2, min(weather.longest, room - 8))), weather.shortest_prompt)
         marked = bool(cell.policies) and rng.random() < weather.marked
-        return script.Arrive(
+        drawn = script.Arrive(
             number,
             fresh,
             max_tokens=max(rng.randrange(1, weather.longest + 2), weather.shortest_answer),
@@ -189,6 +197,11 @@ class Forecast:
             continuable=self._hands_back and rng.random() < weather.continuable,
             seeded=self._hands_back and rng.random() < SEEDED,
         )
+        return self._as_before(drawn) if weather.loyal and parent is not None else drawn
+
+    def _as_before(self, act: script.Arrive) -> script.Arrive:
+        order = self._bench.ledger.entries[request_name(act.parent or 0)].order
+        return replace(act, salt=order.salt, adapter=order.adapter, head=0)
 
     def _history(self, number: int) -> tuple[int | None, int]:
         """Continue an earlier conversation, mostly a recent one, whole or from somewhere inside it."""
