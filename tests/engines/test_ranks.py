@@ -24,7 +24,10 @@ from tests.engines.fleets import PLUGINS, Pair, complete, metric, prompt, reques
 
 pytestmark = [pytest.mark.engines, pytest.mark.deep, pytest.mark.timeout(900), pytest.mark.anyio]
 
-RANKS, SESSIONS, TURNS = 2, 4, 3
+RANKS, TURNS = 2, 3
+SESSIONS = 3
+"""Odd: vLLM, which deals requests out in turn, would have each move to the other rank in every turn."""
+
 SLOTS = 2
 """Requests that a rank has room for: with so many it is full."""
 
@@ -119,7 +122,7 @@ async def test_a_session_stays_on_its_rank(system: System) -> None:
                 seen.append([after - first for first, after in zip(before, system.answered(), strict=True)])
                 history.extend(token_ids(received) + prompt(number + len(history), 40))
         first_turn = seen[:SESSIONS]
-        assert sorted(map(tuple, first_turn)) == [(0, 1)] * (SESSIONS // 2) + [(1, 0)] * (SESSIONS // 2)
+        assert {tuple(ranks) for ranks in first_turn} == {(0, 1), (1, 0)}
         assert seen == first_turn * TURNS
     await system.until_free(system.prefiller, system.decoder)
     assert system.kept() == (0, 0)
