@@ -93,6 +93,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
+        self._loop = asyncio.get_running_loop()  # kept: before Python 3.12 each such call asks the kernel for a process id
         self._clients.connections.add(self)
         self._allow(self._clients.heads, self._head_is_late)
 
@@ -219,27 +220,25 @@ class ClientConnection(asyncio.Protocol):
 
     def _answer(self, exchange: ClientExchange) -> None:
         self._answering = exchange
-        self._clients.under_way[exchange] = asyncio.get_running_loop().create_task(exchange.run(self._clients.app))
+        self._clients.under_way[exchange] = self._loop.create_task(exchange.run(self._clients.app))
 
     # Limits
 
     def _rest(self) -> None:
         """Until the next request begins. One timer serves all rests: whoever is asked again and again costs none."""
-        loop = asyncio.get_running_loop()
-        self._resting_since = loop.time()
+        self._resting_since = self._loop.time()
         if self._end_of_rest is None:
-            self._end_of_rest = loop.call_later(self._clients.limits.idle_seconds, self._look)
+            self._end_of_rest = self._loop.call_later(self._clients.limits.idle_seconds, self._look)
 
     def _look(self) -> None:
         self._end_of_rest = None
         if self._resting_since is None:
             return
-        loop = asyncio.get_running_loop()
         due = self._resting_since + self._clients.limits.idle_seconds
-        if due <= loop.time():
+        if due <= self._loop.time():
             self.transport.close()
         else:
-            self._end_of_rest = loop.call_at(due, self._look)
+            self._end_of_rest = self._loop.call_at(due, self._look)
 
     def _allow(self, deadlines: Deadlines, late: Callable[[], None]) -> None:
         self._resting_since = None
