@@ -93,7 +93,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self._loop = asyncio.get_running_loop()  # kept: before Python 3.12 each such call asks the kernel for a process id
+        self._loop = asyncio.get_running_loop()  # before Python 3.12 each such call asks for the process id
         self._clients.connections.add(self)
         self._allow(self._clients.heads, self._head_is_late)
 

@@ -44,7 +44,7 @@ def renewed(kept: list[str], payload: str, worker_class: type = NixlPushConnecto
     return [one for one, until in worker._reqs_to_send.items() if until > over]
 
 
-@pytest.mark.parametrize("kept", [KEPT, f"chatcmpl-{GIVEN}-1a2b3c4d"])
+@pytest.mark.parametrize("kept", [KEPT, f"chatcmpl-{GIVEN}-1a2b3c4d"], ids=["completion", "chat"])
 def test_a_request_is_known_by_what_the_router_gave(loaded: type, kept: str) -> None:
     assert renewed([kept, f"cmpl-{OTHER}-0-1a2b3c4d"], f"{new_request_id()},{GIVEN}") == [kept]
 
