@@ -32,6 +32,8 @@ class Admission:
     ``reason`` is a short stable code in snake_case: it is shown in traces, counted, and told to the router.
     ``facts`` are the numbers behind the answer. ``whole_lane``, with DEFER, puts off everybody in the request's lane of
     the waiting queue, so that a long lane is not walked in vain.
+
+    Raises TypeError or ValueError for what an engine could not act on.
     """
 
     verdict: Verdict
@@ -40,8 +42,14 @@ class Admission:
     whole_lane: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.verdict, Verdict):
+            raise TypeError(f"a verdict is one of Verdict, not {self.verdict!r}")
+        if not (isinstance(self.reason, str) and self.reason.isascii()):
+            raise TypeError(f"a reason is a short code such as 'no_usable_prefix', not {self.reason!r}")
         if self.verdict is not Verdict.ADMIT and not self.reason:
             raise ValueError(f"{self.verdict.name} needs a reason: a short code such as 'no_usable_prefix'")
+        if not (isinstance(self.facts, Mapping) and all(isinstance(fact, Fact) for fact in self.facts.values())):
+            raise TypeError(f"facts are numbers and words by their names, not {self.facts!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,8 @@ class Lane:
     delay: float = 0.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"a lane's name is a word, not {self.name!r}")
         if not (math.isfinite(self.delay) and self.delay >= 0):
             raise ValueError(f"lane {self.name!r} needs a finite delay of zero seconds or more, not {self.delay}")
 
@@ -72,6 +82,12 @@ class StepPlan:
 
     phase: Phase
     max_decodes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.phase, Phase):
+            raise TypeError(f"a plan's phase is one of Phase, not {self.phase!r}")
+        if self.max_decodes is not None and (type(self.max_decodes) is not int or self.max_decodes < 1):
+            raise ValueError(f"max_decodes is a number from 1 on, or None, not {self.max_decodes!r}")
 
 
 class Recovery(Enum):

@@ -123,10 +123,11 @@ class Control:
         self._try(self._publish)
 
     def _try(self, part: Callable[[], None]) -> None:
-        """A full disk, or a folder that was tidied away, is no reason to stop serving; said once."""
+        """A full disk, a folder that was tidied away, or a file in it that somebody else wrote, is no reason to stop
+        serving; said once."""
         try:
             part()
-        except (OSError, ValueError):
+        except Exception:
             if not self._complained:
                 self._complained = True
                 logger.exception("switches and counters cannot be exchanged in %s; the engine goes on", self._folder)

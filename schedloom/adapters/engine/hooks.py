@@ -88,6 +88,12 @@ def _of(kind: type) -> Callable[[Any], Any]:
     return check
 
 
+def _limit(answer: Any) -> Any:
+    if _of(int)(answer) is not None and answer < 0:
+        raise ValueError(f"the answer must be a number of tokens or None, not {answer}")
+    return answer
+
+
 def _ways(answer: Any) -> Any:
     """The whole list now: one that is made while it is read could raise where nobody expects it."""
     ways = None if answer is None else tuple(answer)
@@ -101,12 +107,11 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "screen": _of(Admission),
     "queue_key": _of(Lane),
     "recover": _ways,
-    "limit_tokens": _of(int),
+    "limit_tokens": _limit,
     "plan_step": _of(StepPlan),
 }
 
 
 def describe(answer: Any) -> str:
     """A short name for an answer, of which there are few: it becomes a label of a metric."""
-    verdict = getattr(answer, "verdict", None)
-    return type(answer).__name__ if verdict is None else f"{verdict.name}:{answer.reason}"
+    return f"{answer.verdict.name}:{answer.reason}" if isinstance(answer, Admission) else type(answer).__name__

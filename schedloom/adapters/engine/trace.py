@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections import Counter
@@ -48,4 +49,7 @@ def as_line(decision: Decision) -> bytes:
         "reason": decision.reason,
         **decision.facts,
     }
-    return orjson.dumps(fields, default=str)
+    try:
+        return orjson.dumps(fields, default=str)
+    except TypeError:  # It knows neither numbers of more than 64 bits, nor keys that are none, nor half a surrogate.
+        return json.dumps(fields, default=str, skipkeys=True).encode()

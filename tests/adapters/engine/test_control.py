@@ -1,5 +1,6 @@
 """X9, C3: a policy is switched while the engine runs, and what it decides is counted where the server can show it."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,9 @@ def test_an_engine_serves_on_when_nobody_can_be_told(make: Make, folder: Path) -
     shutil.rmtree(folder)
     assert cold(runner, "tidied") == REJECTED
     folder.mkdir()
-    (folder / control.SWITCHES).write_text("")
-    assert cold(runner, "unreadable") == REJECTED
+    for content in ("", "[]"):
+        (folder / control.SWITCHES).write_text(content)
+        assert cold(runner, f"unreadable {content}") == REJECTED
 
 
 def test_a_full_disk_ends_the_log_and_nothing_else() -> None:
@@ -89,6 +91,12 @@ def test_a_full_disk_ends_the_log_and_nothing_else() -> None:
     for _ in range(2):
         trace.record(Decision("r", "p", "admit", "ADMIT", "odd", {"what": {1}}))  # type: ignore[dict-item]
     assert trace.counts.total() == 2
+
+
+@pytest.mark.parametrize("facts", [{"tokens": 10**30}, {1: 2}, {"word": "half a \ud800"}])
+def test_whatever_the_facts_are_there_is_a_line(tmp_path: Path, facts: dict[Any, Any]) -> None:
+    DecisionTrace(str(tmp_path / "log")).record(Decision("r", "p", "admit", "ADMIT", "odd", facts))
+    assert json.loads((tmp_path / "log").read_text())["reason"] == "odd"
 
 
 def test_the_first_process_names_the_folder_for_those_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
