@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -100,13 +101,20 @@ class RouteRequest(_Asked):
 class Attempt:
     """One way to serve a request. ``worker`` and ``rank`` pin the Decoder; ``None`` leaves the choice to the router.
 
-    ``expected_cost`` is in seconds of work; attempts are made cheapest first.
+    ``expected_cost`` is in seconds of work; attempts are made cheapest first. Raises TypeError for what is no attempt.
     """
 
     route: Route
     worker: str | None = None
     rank: int | None = None
     expected_cost: float = 0.0
+
+    def __post_init__(self) -> None:
+        fits = isinstance(self.worker, str | None) and isinstance(self.rank, int | None)
+        if not (fits and isinstance(self.route, Route) and isinstance(self.expected_cost, int | float)):
+            raise TypeError(f"an attempt has a route, an engine's name, a rank and a cost in seconds, not {self}")
+        if math.isnan(self.expected_cost):
+            raise TypeError("an attempt's cost is a number")
 
 
 class Candidate(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Sequence
+from typing import Any
 
 from schedloom.core.composition import Hook, PolicySet
 from schedloom.core.routing import Attempt, Route, SessionOwner
@@ -119,8 +120,7 @@ class Pipeline:
 
     def _planned(self, planner: Hook, call: Call, owner: SessionOwner | None) -> Sequence[Attempt]:
         try:
-            planned = planner.call(call.route, owner, self._fleet)
-            return tuple(planned) if planned else ()
+            return tuple(map(_checked, planner.call(call.route, owner, self._fleet) or ()))
         except Exception:
             self._excuses.note(planner.policy, "plan a route")
             return ()
@@ -141,3 +141,9 @@ class Pipeline:
     def _target(self, attempt: Attempt) -> Target | None:
         worker = self._fleet.find(attempt.worker) if attempt.worker is not None else None
         return None if worker is None else Target.of(worker, attempt.rank)
+
+
+def _checked(attempt: Any) -> Attempt:
+    if not isinstance(attempt, Attempt):
+        raise TypeError(f"a plan is a list of attempts, not of {attempt!r}")
+    return attempt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -185,11 +186,29 @@ async def test_policies_are_told_of_owners_that_live(planned: Any) -> None:
     assert again is not None and (again.worker, again.epoch) == ("engine-1", "e1")
 
 
-async def test_a_policy_that_raises_is_passed_over_and_counted(planned: Any) -> None:
-    def plan(*_: Any) -> Any:
-        raise ValueError("no idea")
+def _raising() -> None:
+    raise ValueError("no idea")
 
-    router = await planned(plan, prefiller(), decoder())
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        _raising,
+        lambda: ["append"],
+        lambda: Attempt(Route.APPEND, "engine-1"),
+        lambda: [Attempt("append", "engine-1")],  # type: ignore[arg-type]
+        lambda: [Attempt(Route.APPEND, ["engine-1"])],  # type: ignore[arg-type]
+        lambda: [Attempt(Route.APPEND, "engine-1", "0")],  # type: ignore[arg-type]
+        lambda: [Attempt(Route.APPEND, "engine-1", 0, None)],  # type: ignore[arg-type]
+        lambda: [Attempt(Route.APPEND, "engine-1", 0, float("nan"))],
+    ],
+    ids=["raises", "a word", "no list", "no route", "no name", "no rank", "no cost", "a cost that is no number"],
+)
+async def test_a_policy_that_raises_or_plans_nonsense_is_passed_over_and_counted(
+    planned: Any, plan: Callable[[], Any]
+) -> None:
+
+    router = await planned(lambda *_: plan(), prefiller(), decoder())
     for _ in range(2):
         assert (await router.client.chat("s")).decision == "pd"
     assert router.count("policy_errors_total", policy="planner") == 2

@@ -63,6 +63,23 @@ class Raises(Policy):
         raise RuntimeError("on purpose")
 
 
+class Spoils(Policy):
+    """Takes out of the list that it is given what it does not want."""
+
+    name = "spoils"
+    Settings = ScoreSettings
+
+    @hookimpl
+    def filter_workers(self, candidates: Any) -> Any:
+        candidates.clear()
+        return candidates
+
+    @hookimpl
+    def score_workers(self, candidates: Any) -> Any:
+        candidates.pop()
+        return [1.0 for _ in candidates]
+
+
 class Writes(Policy):
     """Writes down how attempts ended."""
 
@@ -116,6 +133,10 @@ def test_without_an_opinion_the_least_busy_is_chosen_and_equals_take_turns() -> 
     with fleet.workers[0].serving(0):
         for classes in ([], [named("silent")]):
             assert Counter(picks(fleet, *classes)) == {"b": 3, "c": 3}
+
+
+def test_a_policy_cannot_spoil_what_others_choose_from() -> None:
+    assert Counter(picks(decoders("a", "b"), Spoils)) == {"a": 3, "b": 3}
 
 
 def test_the_highest_sum_wins_and_weights_count() -> None:
