@@ -35,6 +35,11 @@ class HookCaller:
     def __bool__(self) -> bool:
         return bool(self._acting or self._shadows)
 
+    @property
+    def acts(self) -> bool:
+        """Whether anybody's answer has an effect."""
+        return bool(self._acting)
+
     def set_modes(self, modes: Mapping[str, str]) -> None:
         """Who acts, and who only decides; a policy that ``modes`` does not name acts."""
         self._acting = tuple(hook for hook in self._hooks if modes.get(hook.policy, "on") == "on")

@@ -100,6 +100,15 @@ class LanedQueue(RequestQueue):
     def reopen(self) -> None:
         self._closed.clear()
 
+    def level(self) -> None:
+        """One lane for all who wait, in the order in which they came."""
+        if not any(waiting for lane, waiting in self._lanes.items() if lane != NO_LANE):
+            return
+        waiting = sorted(chain.from_iterable(self._lanes.values()), key=lambda request: self._places[request][1])
+        self._places.update({request: (NO_LANE, self._places[request][1]) for request in waiting})
+        self._lanes = {NO_LANE: deque(waiting)}
+        self._head = None
+
     def __bool__(self) -> bool:
         return self._first() is not None
 

@@ -55,6 +55,18 @@ def test_short_requests_go_first_and_keep_their_order(make: Make) -> None:
     assert order_of_first_tokens(runner) == ["busy", "short 1", "short 2", "long 1", "long 2"]
 
 
+@pytest.mark.parametrize("mode", ["off", "shadow"])
+def test_switched_off_those_who_wait_already_go_in_the_order_in_which_they_came(make: Make, mode: str) -> None:
+    runner = busy(make, SHORT_FIRST)
+    for name, length in (("long 1", 300), ("short 1", 50), ("long 2", 200), ("short 2", 100)):
+        add(runner, name, length)
+    runner.steps(2)
+    for caller in runner.scheduler._callers:
+        caller.set_modes({"short_request_first": mode})
+    add(runner, "short 3", 10)
+    assert order_of_first_tokens(runner) == ["busy", "long 1", "short 1", "long 2", "short 2", "short 3"]
+
+
 def test_a_long_request_is_passed_over_no_longer_than_the_bound(make: Make) -> None:
     runner = busy(make, SHORT_FIRST)
     clock = Clock(runner)

@@ -23,6 +23,8 @@ class OrderingPart(PolicyScheduler):
         self.waiting = self._lanes = LanedQueue(self._lane_of, lambda: self.view.now)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
+        if not self._queue_key.acts:
+            self._lanes.level()
         try:
             return super().schedule(throttle_prefills)
         finally:
