@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import combinations
 from types import MappingProxyType
@@ -44,8 +44,10 @@ class Claims:
     refuses: Mapping[str, str] = field(default_factory=lambda: _NOBODY)
 
     def __post_init__(self) -> None:
-        if isinstance(self.owns, str):
-            raise TypeError("owns is a set of names, not one name")
+        if not isinstance(self.owns, Set):
+            raise TypeError(f"owns is a set of names, not {self.owns!r}")
+        if not isinstance(self.refuses, Mapping):
+            raise TypeError(f"refuses has a reason for each name, and is no {type(self.refuses).__name__}")
         for name, reason in self.refuses.items():
             if not reason.strip():
                 raise ValueError(f"refusing {name!r} needs a reason: say what goes wrong when both are on")

@@ -10,7 +10,7 @@ import pluggy
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from schedloom.core.claims import conflicts
-from schedloom.core.errors import ConfigurationError
+from schedloom.core.errors import ConfigurationError, in_a_line
 from schedloom.core.errors import complaints as explained
 from schedloom.core.hooks import Side, check_hooks, hooks_of, side_of, specified_hooks
 from schedloom.core.hookspecs import PROJECT, SPECIFICATIONS
@@ -118,10 +118,19 @@ def _build(choice: PolicyChoice, registry: Registry, side: Side | None) -> Polic
     except ConfigurationError as error:
         raise ConfigurationError(f"{choice.path}: {error}" if choice.path else str(error)) from error
     try:
-        return policy(policy.Settings.model_validate(choice.settings))
+        settings = policy.Settings.model_validate(choice.settings)
     except ValidationError as error:
         found = explained(error, policy.Settings, choice.path)
         raise ConfigurationError(*(f"policy {policy.name!r}: {sentence}" for sentence in found)) from error
+    return _make(policy, settings, choice.path)
+
+
+def _make(policy: type[Policy], settings: BaseModel, path: str) -> Policy:
+    try:
+        return policy(settings)
+    except Exception as error:
+        sentence = f"policy {policy.name!r} cannot be made of its settings: {in_a_line(error)}"
+        raise ConfigurationError(f"{path}: {sentence}" if path else sentence) from error
 
 
 def _check_side(policy: type[Policy], side: Side | None) -> None:

@@ -39,6 +39,10 @@ def suggestion(name: str, known: Iterable[str], described: str = "known") -> str
     return f"did you mean {close[0]!r}?" if close else f"{described} are: {', '.join(names) or 'none'}"
 
 
+def in_a_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def explain(error: ValidationError, model: type[BaseModel], path: str = "") -> str:
     """The first of all ``complaints``."""
     return complaints(error, model, path)[0]

@@ -64,6 +64,8 @@ def _complaint(name: str, method: Callable[..., Any], specified: tuple[str, ...]
     options = getattr(method, _MARK)
     if options["wrapper"] or options["hookwrapper"]:
         return f"{name}() is a hook wrapper, and policies do not wrap each other: answer for yourself"
+    if inspect.iscoroutinefunction(method):
+        return f"{name}() is asynchronous, and nobody awaits it: write def without async"
     for parameter in list(inspect.signature(method).parameters.values())[1:]:
         if parameter.kind is not Parameter.POSITIONAL_OR_KEYWORD:
             return f"{name}() must name the parameters that it wants one by one, of {', '.join(specified)}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, EntryPoint, entry_points
 
-from schedloom.core.errors import ConfigurationError, suggestion
+from pydantic import BaseModel
+
+from schedloom.core.claims import Claims
+from schedloom.core.errors import ConfigurationError, in_a_line, suggestion
 from schedloom.core.hookspecs import PROJECT
-from schedloom.core.policy import API, Policy
+from schedloom.core.policy import API, Policy, Requirements
 
 GROUP = "schedloom.policies"
 
@@ -52,7 +55,7 @@ class Registry:
         point = self._find(name)
         try:
             policy = point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigurationError(
                 f"policy {name!r} of {_origin(point)} cannot be imported: {_import_complaint(error)}"
             ) from error
@@ -67,13 +70,13 @@ class Registry:
         return self._points[name]
 
 
-def _import_complaint(error: Exception) -> str:
+def _import_complaint(error: BaseException) -> str:
     missing = error.name if isinstance(error, ImportError) else None
     if missing and missing.split(".")[0] == PROJECT:
         return f"{error}; install a release of it that was made for this schedloom"
     if isinstance(error, ModuleNotFoundError):
         return f"the module {missing!r} is not installed; install the package again, with its dependencies"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return in_a_line(error)
 
 
 def _check_policy(policy: object, point: EntryPoint) -> None:
@@ -86,6 +89,8 @@ def _check_policy(policy: object, point: EntryPoint) -> None:
             f"policy {policy.__qualname__} is registered as {point.name!r} but calls itself "
             f"{getattr(policy, 'name', None)!r}; make the two equal"
         )
+    for unfit in _unfit_attributes(policy):
+        raise ConfigurationError(f"policy {point.name!r} of {_origin(point)}: {unfit}")
     if policy.Settings.model_config.get("extra") != "forbid":
         raise ConfigurationError(
             f"policy {point.name!r} of {_origin(point)} takes any setting, misspelled ones too; "
@@ -96,6 +101,17 @@ def _check_policy(policy: object, point: EntryPoint) -> None:
             f"policy {point.name!r} of {_origin(point)} was written for version {policy.api} of the hooks and this "
             f"schedloom has version {API}; install a newer schedloom, or an older release of the policy"
         )
+
+
+def _unfit_attributes(policy: type[Policy]) -> Iterator[str]:
+    if not (isinstance(policy.Settings, type) and issubclass(policy.Settings, BaseModel)):
+        yield f"Settings must be a subclass of PolicySettings, not {policy.Settings!r}"
+    if type(policy.api) is not int:
+        yield f"api must be a whole number, not {policy.api!r}"
+    if not isinstance(policy.requires, Requirements):
+        yield f"requires must be Requirements, not {policy.requires!r}"
+    if not isinstance(policy.claims, Claims):
+        yield f"claims must be Claims, not {policy.claims!r}"
 
 
 def _origin(point: EntryPoint) -> str:

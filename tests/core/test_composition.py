@@ -73,6 +73,19 @@ def test_unfitting_choices_are_refused(choices: list[PolicyChoice], message: str
         compose(choices)
 
 
+@pytest.mark.parametrize("error", [KeyError("boom"), TypeError("no\n argument")])
+def test_a_policy_that_cannot_be_made_is_named(error: Exception) -> None:
+    class Broken(Few):
+        name = "broken"
+
+        def __init__(self, settings: object) -> None:
+            raise error
+
+    sentence = rf"^here: policy 'broken' cannot be made of its settings: {type(error).__name__}: \S+( argument)?$"
+    with pytest.raises(ConfigurationError, match=sentence):
+        compose([choice("broken").at("here")], FakeRegistry({"broken": Broken}))
+
+
 def test_what_is_wrong_is_told_with_its_place() -> None:
     with pytest.raises(ConfigurationError) as refused:
         compose([choice("append_prefill", max_apend_tokens=1).at("a.policies[1]")])

@@ -34,6 +34,11 @@ class Anything(Policy):
     def admit(self, **arguments: object) -> None: ...
 
 
+class Awaited(Policy):
+    @hookimpl
+    async def step_begin(self) -> None: ...
+
+
 class Wrapper(Policy):
     @hookimpl(wrapper=True)
     def admit(self) -> Iterator[None]:
@@ -70,6 +75,7 @@ def composed(policy: type[Policy]) -> Any:
             Anything,
             "policy 'anything': admit() must name the parameters that it wants one by one, of request, view",
         ),
+        (Awaited, "policy 'awaited': step_begin() is asynchronous, and nobody awaits it: write def without async"),
         (Wrapper, "policy 'wrapper': admit() is a hook wrapper, and policies do not wrap each other"),
         (Idle, "policy 'idle': it implements no hook, so it would do nothing; hooks are: admit, screen"),
     ],

@@ -64,6 +64,7 @@ def importing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
         ),
         ("1 / 0", r"ZeroDivisionError: division by zero"),
         ("", r"AttributeError: module .* has no attribute 'X'"),
+        ("raise SystemExit(3)", r"SystemExit: 3"),
     ],
 )
 def test_a_policy_that_cannot_be_imported_is_named(
@@ -83,6 +84,25 @@ def test_a_policy_for_newer_hooks_is_refused(importing: Callable[[str], Registry
 def test_settings_that_take_anything_are_refused(importing: Callable[[str], Registry]) -> None:
     source = "import pydantic, schedloom\nclass X(schedloom.Policy):\n    name = 'x'\n    Settings = pydantic.BaseModel"
     with pytest.raises(ConfigurationError, match=r"'x' of .* takes any setting.*schedloom\.PolicySettings"):
+        importing(source).load("x")
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("Settings = dict", r"Settings must be a subclass of PolicySettings, not <class 'dict'>"),
+        ("Settings = schedloom.PolicySettings()", r"Settings must be a subclass of PolicySettings, not PolicySettings"),
+        ("api = '1'", r"api must be a whole number, not '1'"),
+        ("api = None", r"api must be a whole number, not None"),
+        ("requires = {'decoder': True}", r"requires must be Requirements, not {'decoder': True}"),
+        ("claims = None", r"claims must be Claims, not None"),
+    ],
+)
+def test_a_policy_whose_attributes_do_not_fit_is_named(
+    importing: Callable[[str], Registry], line: str, sentence: str
+) -> None:
+    source = f"import schedloom\nclass X(schedloom.Policy):\n    name = 'x'\n    {line}"
+    with pytest.raises(ConfigurationError, match=rf"policy 'x' of .*:X\): {sentence}"):
         importing(source).load("x")
 
 
