@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from schedloom.core.composition import PolicyChoice, review
-from schedloom.core.config import PATH, SECTION, VLLM_OPTIONS, engine_key
+from schedloom.core.config import PATH, SECTION, VLLM_OPTIONS, engine_key, refuse_misplaced
 from schedloom.core.errors import ConfigurationError, complaints, place, suggestion
 from schedloom.core.hooks import Side, hooks_of, side_of
 from schedloom.core.registry import Registry
@@ -164,6 +164,7 @@ def _engine_section(values: Mapping[str, Any], path: Path) -> Any:
     for key in _ADDITIONAL:
         if key in values:
             additional = _unquoted(values[key], path)
+            _refuse_misplaced(additional, path)
             if not isinstance(additional, Mapping) or SECTION not in additional:
                 hint = _hint(additional) if isinstance(additional, Mapping) else ""
                 raise ConfigurationError(f"{path}: {key} has no {SECTION}, so no policy is on{hint}")
@@ -175,6 +176,14 @@ def _engine_section(values: Mapping[str, Any], path: Path) -> Any:
             f"{path} is vLLM's own file without {SECTION} under additional-config, so no policy is on{_hint(values)}"
         )
     return {key: values[key] for key in values if key != "kind"}
+
+
+def _refuse_misplaced(additional: Any, path: Path) -> None:
+    if isinstance(additional, Mapping) and SECTION in additional:
+        try:
+            refuse_misplaced(additional)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from error
 
 
 def _unquoted(additional: Any, path: Path) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schedloom.core.composition import PolicyChoice
-from schedloom.core.errors import ConfigurationError, explain
+from schedloom.core.errors import ConfigurationError, as_key, explain
 from schedloom.core.transfer_peers import TransferPeer
 
 SECTION: Final = "scheduler_config"
@@ -97,10 +97,37 @@ def read_section(additional_config: Any) -> SchedulerSection:
     but for a key that is one of ours misspelled. Raises ConfigurationError for such a key, and when something is on
     and the section does not fit.
     """
-    section = additional_config.get(SECTION) if isinstance(additional_config, Mapping) else None
+    if not isinstance(additional_config, Mapping):
+        return SchedulerSection()
+    refuse_misplaced(additional_config)
+    section = additional_config.get(SECTION)
     if not isinstance(section, Mapping) or not _switches_on(section):
         return SchedulerSection()
     return parse_section(section)
+
+
+def refuse_misplaced(additional_config: Mapping[Any, Any]) -> None:
+    """Raises ConfigurationError for what was surely meant to be our section, or in it, and is not."""
+    section = additional_config.get(SECTION)
+    if section and not isinstance(section, Mapping) and _mentions_us(section):
+        raise ConfigurationError(f"{PATH}: must be a mapping")
+    for key, value in additional_config.items():
+        if _is_section(key, value):
+            raise ConfigurationError(f"unknown key 'additional_config.{key}'; did you mean {SECTION!r}?")
+        if value and "append_prefill" in as_key(key):
+            raise ConfigurationError(f"unknown key 'additional_config.{key}'; write it inside {SECTION}")
+
+
+def _is_section(key: object, value: object) -> bool:
+    """Whether ``value`` has what only our section has, under a name that is only nearly ours."""
+    if key == SECTION or not isinstance(value, Mapping):
+        return False
+    is_ours = any(value.get(known) for known in SchedulerSection.model_fields)
+    return is_ours and bool(get_close_matches(as_key(key), [SECTION], cutoff=_MISSPELLED))
+
+
+def _mentions_us(section: object) -> bool:
+    return any(word in repr(section) for word in (*SWITCHES, "policies", "'name'"))
 
 
 def parse_section(section: Mapping[str, Any]) -> SchedulerSection:
@@ -117,6 +144,5 @@ def _switches_on(section: Mapping[str, Any]) -> bool:
 
 
 def _is_near(key: object, known: Iterable[str]) -> bool:
-    if not isinstance(key, str):
-        return False
-    return bool(get_close_matches(key, known, n=1, cutoff=_MISSPELLED)) or any(word in key for word in _OUR_WORDS)
+    plain = as_key(key)
+    return bool(get_close_matches(plain, known, n=1, cutoff=_MISSPELLED)) or any(word in plain for word in _OUR_WORDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -32,10 +32,15 @@ class CalledWrongly(ConfigurationError):
     status = 2
 
 
+def as_key(word: object) -> str:
+    """``word`` as a key would be written: in small letters and joined by underscores."""
+    return str(word).lower().replace("-", "_")
+
+
 def suggestion(name: str, known: Iterable[str], described: str = "known") -> str:
     """The nearest of ``known`` to a wrong ``name``, or all of them when none is near."""
     names = sorted(known)
-    close = get_close_matches(name, names, n=1)
+    close = get_close_matches(name, names, n=1) or get_close_matches(as_key(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"{described} are: {', '.join(names) or 'none'}"
 
 
@@ -64,21 +69,28 @@ def _sentence(complaint: ErrorDetails, model: type[BaseModel], path: str) -> str
     if kind == "extra_forbidden":
         return f"unknown key {where!r}; {suggestion(str(location[-1]), _keys_at(model, location[:-1]))}"
     if kind == "missing":
-        return f"{where} is missing"
+        return f"{where} is missing{_nearly(complaint)}"
     found = complaint["input"]
     message = _message(complaint, model)
     return f"{where}: {message}, not {found!r}" if isinstance(found, bool | int | float) else f"{where}: {message}"
+
+
+def _nearly(complaint: ErrorDetails) -> str:
+    """The key that was perhaps meant to be the missing one, where any key may stand."""
+    found = complaint["input"]
+    near = get_close_matches(str(complaint["loc"][-1]), map(str, found), n=1) if isinstance(found, Mapping) else []
+    return f"; it has a key {near[0]!r}" if near else ""
 
 
 def _message(complaint: ErrorDetails, model: type[BaseModel]) -> str:
     kind = complaint["type"]
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"must be a mapping{_as_mapping(complaint['input'], model, complaint['loc'])}"
-    if kind == "list_type":
+    if kind in ("list_type", "tuple_type", "set_type", "frozen_set_type"):
         return "must be a list; write [one, another], or each item in a line of its own behind a dash"
     if kind in ("too_short", "string_too_short"):
         least = complaint["ctx"]["min_length"]
-        noun = "item" if complaint["ctx"].get("field_type") == "List" else "character"
+        noun = "item" if isinstance(complaint["input"], list | tuple | dict) else "character"
         return f"must have at least {least} {noun}{'s' if least > 1 else ''}"
     message = complaint["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
     return message.partition(", unable to ")[0]

@@ -58,6 +58,19 @@ SECTION = "additional_config.scheduler_config"
         ("kind: engine\npolices: []", f"unknown key '{SECTION}.polices'; did you mean 'policies'?"),
         ("scheduler_config:", f"{SECTION}: must be a mapping"),
         ("additional_config: {}", "additional_config has no scheduler_config"),
+        (
+            "additional_config: {scheduler_config: {policies: []}, decoder_append_prefill_enable: true}",
+            "unknown key 'additional_config.decoder_append_prefill_enable'; write it inside scheduler_config",
+        ),
+        (
+            "kind: engine\npolicies: [{name: batch_job_aware, job_classes: []}]",
+            "job_classes: must have at least 1 item",
+        ),
+        ("kind: engine\npolicies: [{name: batch_job_aware, job_classes: b}]", "job_classes: must be a list; write ["),
+        (
+            "kind: engine\npolicies: [{name: phase_separation, decode_batch_buckets: 4}]",
+            "buckets: must be a list; write [",
+        ),
         ("additional_config: '{'", "additional_config is no JSON"),
         (f"kind: engine\n{ENGINE}- name: tpot_gard", f"{SECTION}.policies[1]: there is no policy named 'tpot_gard'"),
         (

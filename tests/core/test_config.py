@@ -62,8 +62,51 @@ def test_off_or_absent_is_off_whatever_else_stands_there(additional: Any) -> Non
         ({"enable_decoder_append_prefill": True}, "unknown key .*; did you mean 'decoder_append_prefill_enable'"),
         ({"policy": [{"name": "append_prefill"}]}, "unknown key .*; did you mean 'policies'"),
         ({"recompute": True}, "unknown key .*recompute"),
+        ({"append-prefill": True}, "unknown key .*; did you mean 'decoder_append_prefill_enable'"),
+        ({"POLICIES": [{"name": "append_prefill"}]}, "unknown key .*; did you mean 'policies'"),
+        ({"policies": [{"nam": "append_prefill"}]}, r"policies\[0\]\.name is missing; it has a key 'nam'"),
+        ("decoder_append_prefill_enable", r"additional_config\.scheduler_config: must be a mapping"),
+        ('{"decoder_append_prefill_enable": true}', r"additional_config\.scheduler_config: must be a mapping"),
+        ([{"name": "tpot_guard"}], r"additional_config\.scheduler_config: must be a mapping"),
     ],
 )
 def test_a_section_that_is_on_must_fit(section: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         read_section({"scheduler_config": section})
+
+
+@pytest.mark.parametrize(
+    ("additional", "sentence"),
+    [
+        (
+            {"scheduler_confg": {"decoder_append_prefill_enable": True}},
+            "unknown key 'additional_config.scheduler_confg'; did you mean 'scheduler_config'?",
+        ),
+        (
+            {"scheduler-config": {"policies": [{"name": "tpot_guard"}]}},
+            "unknown key 'additional_config.scheduler-config'; did you mean 'scheduler_config'?",
+        ),
+        (
+            {"scheduler_config": {"policies": []}, "decoder_append_prefill_enable": True},
+            "unknown key 'additional_config.decoder_append_prefill_enable'; write it inside scheduler_config",
+        ),
+    ],
+)
+def test_what_was_meant_to_be_our_section_is_not_passed_over(additional: Any, sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read_section(additional)
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "additional",
+    [
+        {"ascend_scheduler_config": {"enabled": True, "enable_chunked_prefill": True}},
+        {"recompute_scheduler_enable": True},
+        {"scheduler_config": "a_vendors_own"},
+        {"scheduler_config": ["a_vendors_own"]},
+        {1: 2},
+    ],
+)
+def test_what_is_a_vendors_own_is_passed_over(additional: Any) -> None:
+    assert not read_section(additional).is_on
