@@ -80,7 +80,8 @@ _ALL = (
     Invariant(
         "KV-3",
         "Every KV that is read is what was written for the reader's exact prefix",
-        "the 64-bit state that the model read, against the state of the exact prefix",
+        "the 64-bit state that the model read, against the state of the exact prefix; what a preempted request leaves "
+        "in the prefix cache, against what it computed",
         ("prefix hit",),
     ),
     Invariant(

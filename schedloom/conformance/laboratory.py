@@ -49,13 +49,14 @@ class Output(Protocol):
 
 class Preemption(Protocol):
     """``freed`` blocks became free at once; ``deferred``: others wait for a step in flight; ``reset``: by a reset;
-    ``alone``: no other request held KV."""
+    ``alone``: no other request held KV; ``uncomputed`` blocks that it was to compute are in the prefix cache."""
 
     request_id: str
     freed: int
     deferred: bool
     reset: bool
     alone: bool
+    uncomputed: int
 
 
 class Report(Protocol):

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import chain
 
 from schedloom.conformance.cells import Cell
-from schedloom.conformance.laboratory import Engine, Report
+from schedloom.conformance.laboratory import Engine, Preemption, Report
 from schedloom.conformance.ledger import Accuse, Entry, Ledger
 from schedloom.conformance.promises import Promises
 
@@ -43,7 +43,7 @@ class Oracles:
         self._budget(report)
         self._axes(report)
         for preemption in report.preemptions:
-            self._preempted(preemption.request_id, preemption.deferred, preemption.reset)
+            self._preempted(preemption)
         if self.promises is not None:
             self.promises.after_step(report, squeezed or bool(paused) or self._engine.silent, throttled)
         if paused:
@@ -78,11 +78,15 @@ class Oracles:
         if total == self._cell.token_budget or running == self._cell.max_num_seqs:
             self.events["full batch"] += 1
 
-    def _preempted(self, request_id: str, deferred: bool, reset: bool) -> None:
-        self._ledger.entries[request_id].preempted = True
+    def _preempted(self, preemption: Preemption) -> None:
+        name, reset = preemption.request_id, preemption.reset
+        self._ledger.entries[name].preempted = True
         self.events["preempted by a reset" if reset else "preempted"] += 1
-        if deferred and not reset:
-            self._accuse("LIVE-2", f"{request_id} was preempted although a step in flight fences its blocks")
+        if preemption.deferred and not reset:
+            self._accuse("LIVE-2", f"{name} was preempted although a step in flight fences its blocks")
+        if preemption.uncomputed:
+            blocks = f"{preemption.uncomputed} blocks"
+            self._accuse("KV-3", f"{name} was preempted, and {blocks} that it never computed are in the prefix cache")
 
     def _admitted(self, report: Report) -> None:
         """In the order of scheduling: a request may join with blocks that one before it fills in the same step."""

@@ -7,26 +7,22 @@ It stands before vLLM's ``Scheduler`` or ``AsyncScheduler``, overrides only the 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
 from schedloom.adapters.engine import seams
 from schedloom.adapters.engine.control import Control
+from schedloom.adapters.engine.exact_cache import ExactCache
 from schedloom.adapters.engine.hooks import HookCaller
 from schedloom.adapters.engine.trace import DecisionTrace
 from schedloom.adapters.engine.views import VllmEngineView
 from schedloom.core.composition import PolicySet
 from schedloom.core.wire import REJECTION_PREFIX
 
-if TYPE_CHECKING:
-    from vllm.v1.core.sched.scheduler import Scheduler as _Base
-else:
-    _Base = object
 
-
-class PolicyScheduler(_Base):
+class PolicyScheduler(ExactCache):
     """What all parts share: the policies, the view that they get, the sink of decisions, and turning requests away."""
 
     HOOKS: ClassVar[tuple[str, ...]] = ()

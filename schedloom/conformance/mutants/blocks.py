@@ -173,3 +173,10 @@ class HasNoRoomForDrafts:
     def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.num_lookahead_tokens = 0
+
+
+class CachesWhatIsNeverComputed:
+    """A request that is preempted in the step that gave it tokens leaves their blocks in the prefix cache."""
+
+    def _forget_uncomputed(self: Any, request: Any) -> None:
+        pass

@@ -75,6 +75,7 @@ _ALL = (
     Mutant(blocks.BelievesKvArrived, "KV-3", _DECODER),
     Mutant(blocks.HashIgnoresAdapter, "ISO-1", _TIGHT),
     Mutant(blocks.SlidesTooFar, "KV-3", Cell(variant="sliding")),
+    Mutant(blocks.CachesWhatIsNeverComputed, "KV-3", Cell(priority=True)),
     Mutant(blocks.HasNoRoomForDrafts, "LIVE-3", Cell(variant="eagle")),
     Mutant(requests.KeepsRejectedDrafts, "TOK-1", Cell(variant="ngram")),
     Mutant(requests.RunsWhilePaused, "PAU-1", _TIGHT),

@@ -21,6 +21,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from schedloom.adapters.engine.exact_cache import ExactCache
 from schedloom.adapters.engine.laboratory import setup
 from schedloom.adapters.engine.laboratory.books import Books
 from schedloom.adapters.engine.laboratory.decisions import DecisionTap
@@ -395,7 +396,9 @@ def _class(cell: Any, config: Any, policies: Any, faults: Iterable[type]) -> typ
     if policies is not None:
         check_requirements(policies.policies, describe_engine(config))
         base = composed(base, policies)
-    return type(f"Watched{base.__name__}", (Probe, *of_target(faults, "scheduler"), base), {})
+    # vLLM's own scheduler is compared with, and what is known to be wrong in it would be all that differs.
+    exact = () if policies is not None else (ExactCache,)
+    return type(f"Watched{base.__name__}", (Probe, *of_target(faults, "scheduler"), *exact, base), {})
 
 
 def of_target(faults: Iterable[type], target: str) -> tuple[type, ...]:

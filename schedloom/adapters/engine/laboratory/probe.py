@@ -12,13 +12,15 @@ from schedloom.adapters.engine.pool import VllmPoolView
 @dataclass(slots=True)
 class Preemption:
     """``freed`` counts the blocks that were free after it and not before; ``deferred`` tells that others became free
-    only after a step in flight; ``reset`` tells that the cache was reset, ``alone`` that no other request held KV."""
+    only after a step in flight; ``reset`` tells that the cache was reset, ``alone`` that no other request held KV;
+    ``uncomputed`` counts the blocks in the prefix cache that it was to compute."""
 
     request_id: str
     freed: int
     deferred: bool
     reset: bool
     alone: bool
+    uncomputed: int
 
 
 class Probe:
@@ -86,11 +88,19 @@ class Probe:
         pool = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
         before, deferred = pool.get_num_free_blocks(), len(self.deferred_frees)  # type: ignore[attr-defined]
         alone = not (self.running or self.kv_holding_waiting)  # type: ignore[attr-defined]
+        to_compute = self._blocks_to_compute(request)
         result = super()._preempt_request(request, *arguments, **keywords)  # type: ignore[misc]
         freed = pool.get_num_free_blocks() - before
         fenced = len(self.deferred_frees) > deferred  # type: ignore[attr-defined]
-        self.preemptions.append(Preemption(request.request_id, freed, fenced, self.resetting, alone))
+        uncomputed = sum(block.block_hash is not None for block in to_compute)
+        self.preemptions.append(Preemption(request.request_id, freed, fenced, self.resetting, alone, uncomputed))
         return result
+
+    def _blocks_to_compute(self, request: Any) -> list[Any]:
+        manager = self.kv_cache_manager  # type: ignore[attr-defined]
+        sizes = [group.kv_cache_spec.block_size for group in manager.kv_cache_config.kv_cache_groups]
+        pairs = zip(manager.get_blocks(request.request_id).blocks, sizes, strict=True)
+        return [block for table, size in pairs for block in table[request.num_computed_tokens // size :]]
 
     def reset_prefix_cache(self, *arguments: Any, **keywords: Any) -> Any:
         self.resetting = True
