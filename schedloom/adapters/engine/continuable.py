@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -89,11 +90,17 @@ def _is_one_of_several(request_id: str) -> bool:
 
 def engine_obstacle(scheduler: Any) -> str | None:
     """What of an engine's configuration stands against continuing its requests from their tokens alone."""
-    if scheduler.vllm_config.model_config.logits_processors or entry_points(group="vllm.logits_processors"):
+    if scheduler.vllm_config.model_config.logits_processors or _logits_processors_are_installed():
         return "logits_processors"
     if scheduler.aux_output_connector is not None or getattr(scheduler, "return_sampling_mask", False):
         return "more_than_tokens"
     return None
+
+
+@cache
+def _logits_processors_are_installed() -> bool:
+    """vLLM loads them into every engine. Once a process is enough: reading what is installed takes long."""
+    return bool(entry_points(group="vllm.logits_processors"))
 
 
 def ticket_of(request: Any) -> Ticket | None:
