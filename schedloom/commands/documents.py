@@ -27,6 +27,7 @@ _ADDITIONAL: Final = ("additional_config", "additional-config")
 _VLLM_KEYS: Final = {key.replace("_", dash) for key in VLLM_OPTIONS for dash in "_-"}
 _MISSPELLED: Final = 0.7
 """How alike a key must be to one of ours to be taken for it (``difflib``'s ratio)."""
+_MERGE: Final = "tag:yaml.org,2002:merge"
 _ROOT: Final[Mapping[Side, str]] = {"engine": PATH, "router": ""}
 
 
@@ -91,21 +92,37 @@ def _is_text(value: Any) -> bool:
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
+        values = _parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ConfigurationError(f"{path} must hold a mapping at its top level")
     return values
 
 
+def _parse(text: str) -> Any:
+    """JSON as JSON: read as YAML it may not be indented by tabs, and 1e3 is no number in it."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_twins)
+    except json.JSONDecodeError:
+        return yaml.load(text, _StrictLoader)
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"key {key!r} stands twice")
+    return dict(pairs)
+
+
 class _StrictLoader(yaml.SafeLoader):
     """YAML without tags, in which no key stands twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=node.start_mark)
@@ -161,6 +178,9 @@ def _own_keys(side: Side) -> set[str]:
 
 def _engine_section(values: Mapping[str, Any], path: Path) -> Any:
     """vLLM's own configuration file, the value of ``--additional-config``, or our section alone."""
+    for key in values:
+        if isinstance(key, str) and "-" in key and (twin := key.replace("-", "_")) in values:
+            raise ConfigurationError(f"{path}: {key} stands there as {twin} too; keep one of the two")
     for key in _ADDITIONAL:
         if key in values:
             additional = _unquoted(values[key], path)
@@ -190,6 +210,6 @@ def _unquoted(additional: Any, path: Path) -> Any:
     if not isinstance(additional, str):
         return additional
     try:
-        return json.loads(additional)
+        return json.loads(additional, object_pairs_hook=_without_twins)
     except ValueError as error:
         raise ConfigurationError(f"{path}: additional_config is no JSON: {error}") from error

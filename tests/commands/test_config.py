@@ -31,6 +31,9 @@ ENGINE = "policies:\n- name: append_prefill\n  max_append_tokens: 5\n"
         ("scheduler_config: {decoder_append_prefill_enable: true}", "fits the engine; policies on: append_prefill"),
         ("decoder_append_prefill_enable: false", "fits the engine; policies on: none"),
         ('{"additional_config": {"scheduler_config": {"policies": []}, "other": 1}}', "fits the engine"),
+        ('{\n\t"scheduler_config": {\n\t\t"policies": []\n\t}\n}', "fits the engine; policies on: none"),
+        ('{"kind": "engine", "policies": [{"name": "append_prefill", "max_append_tokens": 1e3}]}', "append_prefill"),
+        ("a: &a {name: kv_lease}\nscheduler_config: {policies: [{<<: *a, ttl_seconds: 5}]}", "policies on: kv_lease"),
         ("port: 8000\nadditional-config: {scheduler_config: {policies: []}}", "fits the engine"),
         ('model: m\nadditional-config: \'{"scheduler_config": {"policies": []}}\'', "fits the engine"),
         (ROUTER, "fits the router; policies on: none"),
@@ -44,6 +47,8 @@ def test_what_fits(schedloom: Command, text: str, verdict: str) -> None:
 
 
 SECTION = "additional_config.scheduler_config"
+DIGITS = "1" * 5000
+DEEP = "[" * 5000 + "]" * 5000
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,12 @@ SECTION = "additional_config.scheduler_config"
         ("- a", "must hold a mapping at its top level"),
         ("a: [", "is neither YAML nor JSON"),
         ("kind: engine\npolicies: []\npolicies: []", "key 'policies' stands twice"),
+        ('{"kind": "engine",\n\t"policies": [],\n\t"policies": []}', "key 'policies' stands twice"),
+        ('additional_config: \'{"a": 1, "a": 2}\'', "key 'a' stands twice"),
+        ("additional_config: {}\nadditional-config: {}", "additional-config stands there as additional_config too"),
+        (f"kind: engine\npolicies: {DIGITS}", "is neither YAML nor JSON: Exceeds the limit"),
+        (f"kind: engine\npolicies: {DEEP}", "is neither YAML nor JSON: "),
+        ("kind: engine\npolicies: 2026-13-45", "is neither YAML nor JSON: month must be in 1..12"),
         ("kind: engine\npolices: []", f"unknown key '{SECTION}.polices'; did you mean 'policies'?"),
         ("scheduler_config:", f"{SECTION}: must be a mapping"),
         ("additional_config: {}", "additional_config has no scheduler_config"),
@@ -167,6 +178,13 @@ def test_what_a_file_cannot_show_is_said(schedloom: Command, text: str, unchecke
     assert len(ended.out.splitlines()) == (2 if unchecked else 1)
     assert unchecked is None or f"not checked: whether the engine has what policy {unchecked}" in ended.out
     assert unchecked is None or unchecked in schedloom("explain", "file").out
+
+
+def test_a_scheduler_class_of_the_users_is_said_to_be_unseen(schedloom: Command) -> None:
+    Path("file").write_text(vllm_file(DECODER, APPEND, "scheduler-cls: a.Scheduler"))
+    ended = schedloom("config", "validate", "file")
+    assert ended.status == 0
+    assert "not checked: whether a.Scheduler sets schedloom_composable = True, without which policies" in ended.out
 
 
 DECLARED = "{role: consumer, models: [m], block_size: 16}"

@@ -10,6 +10,7 @@ from typing import Any
 from schedloom.adapters.engine.contract import ROLES, connectors_of
 from schedloom.adapters.engine.offload import CONNECTOR
 from schedloom.adapters.engine.offload.settings import read_settings
+from schedloom.adapters.engine.selection import COMPOSABLE
 from schedloom.core.diagnosis import Prospect
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.policy import Policy
@@ -83,6 +84,11 @@ def _unfit_connector(options: Mapping[str, Any]) -> Iterator[str]:
 
 def _unseen(options: Mapping[str, Any], policies: Sequence[Policy]) -> Iterator[str]:
     """vLLM's defaults meet the other needs; a section alone shows nothing of what its engine is told."""
+    if policies and options.get("scheduler_cls"):
+        yield (
+            f"not checked: whether {options['scheduler_cls']} sets {COMPOSABLE} = True, without which policies beside "
+            "--scheduler-cls are refused; its start checks it"
+        )
     whole = "additional_config" in options
     seen = _SHOWN_BY_TRANSFER if _TRANSFER in options else set()
     for policy in policies:
