@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 from importlib.metadata import version
+from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
 from string import Template
@@ -25,6 +26,9 @@ _TEMPLATES: Final = {
     "src/$module/py.typed": None,
     "tests/test_$policy.py": "tests/test_policy.py.template",
 }
+
+_IMPORTED: Final = ("Admission", "Annotated", "Field", "Policy", "PolicySettings", "RequestView", "Verdict")
+"""What the policy's template imports."""
 
 
 def new_policy(
@@ -55,11 +59,17 @@ def names_for(name: str) -> dict[str, str]:
     registry = Registry()
     if policy in registry.names():
         raise ConfigurationError(f"{policy!r} is the name of a policy of {registry.package(policy)}; choose another")
+    module = f"schedloom_{policy}"
+    if find_spec(module) is not None:
+        raise ConfigurationError(f"{name!r} makes a module {module}, which is installed already; choose another name")
+    class_name = "".join(word.capitalize() for word in policy.split("_"))
+    if iskeyword(class_name) or class_name in _IMPORTED:
+        raise ConfigurationError(f"{name!r} makes a class {class_name}, which is there already; choose another name")
     return {
         "policy": policy,
-        "module": f"schedloom_{policy}",
+        "module": module,
         "distribution": f"schedloom-{policy.replace('_', '-')}",
-        "class_name": "".join(word.capitalize() for word in policy.split("_")),
+        "class_name": class_name,
         "schedloom": version("schedloom"),
     }
 

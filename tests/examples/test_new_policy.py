@@ -1,5 +1,6 @@
 """C2: ``schedloom new-policy`` writes a package that works as it stands, and never overwrites anything."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,27 @@ def test_nothing_is_overwritten_and_nothing_half_written(schedloom: Command) -> 
 def test_a_name_that_cannot_be_a_module_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="cannot name a policy; write lower-case words"):
         names_for(name)
+
+
+@pytest.mark.parametrize("name", ["admission", "verdict", "true", "none"])
+def test_a_name_whose_class_would_hide_another_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name!r} makes a class {name.capitalize()}, which is there already"):
+        names_for(name)
+
+
+def test_the_name_of_an_installed_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "schedloom_taken.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match="'taken' makes a module schedloom_taken, which is installed already"):
+        names_for("taken")
+
+
+@pytest.mark.parametrize("name", ["match", "settings", "a1", "x-2"])
+def test_any_other_name_does(name: str, tmp_path: Path) -> None:
+    names = names_for(name)
+    write_package(tmp_path, names)
+    source = (tmp_path / "src" / names["module"] / "policy.py").read_text()
+    assert names["class_name"] in ast.unparse(ast.parse(source))
 
 
 def test_the_name_of_an_installed_policy_is_refused() -> None:
