@@ -14,15 +14,15 @@ from vllm.v1.request import RequestStatus
 
 from schedloom.adapters.engine import seams
 from schedloom.adapters.engine.control import Control
-from schedloom.adapters.engine.exact_cache import ExactCache
 from schedloom.adapters.engine.hooks import HookCaller
+from schedloom.adapters.engine.mended import Mended
 from schedloom.adapters.engine.trace import DecisionTrace
 from schedloom.adapters.engine.views import VllmEngineView
 from schedloom.core.composition import PolicySet
 from schedloom.core.wire import REJECTION_PREFIX
 
 
-class PolicyScheduler(ExactCache):
+class PolicyScheduler(Mended):
     """What all parts share: the policies, the view that they get, the sink of decisions, and turning requests away."""
 
     HOOKS: ClassVar[tuple[str, ...]] = ()
@@ -65,14 +65,6 @@ class PolicyScheduler(ExactCache):
     def look_up_local_prefix(self, request: Any) -> Any:
         """vLLM's own look-up: blocks, tokens, shared-prefix boundary, whether cache groups disagree."""
         return super()._get_local_prefix_cache_hit(request)
-
-    def adapter_fits(self, request: Any) -> bool:
-        """Whether the adapters of all that runs leave room for this request's. vLLM counts those of a step, which are
-        too few where a policy leaves requests out of it, and dies when it meets too many later."""
-        if not self.lora_config or not request.lora_request:
-            return True
-        ids = {running.lora_request.lora_int_id for running in self.running if running.lora_request}
-        return request.lora_request.lora_int_id in ids or len(ids) < self.lora_config.max_loras
 
     def close_lane(self, request: Any) -> None:
         """Put off everybody in this request's lane until the step is over, where the queue has lanes."""

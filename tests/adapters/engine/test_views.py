@@ -73,6 +73,7 @@ def test_every_composition_looks_anew_in_every_step() -> None:
 
     class Stock(Scheduler):
         waiting: Any = ()
+        kv_cache_manager: Any = SimpleNamespace(coordinator=SimpleNamespace(single_type_managers=()))
 
         def __init__(self) -> None:
             pass

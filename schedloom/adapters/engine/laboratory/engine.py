@@ -21,7 +21,6 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from schedloom.adapters.engine.exact_cache import ExactCache
 from schedloom.adapters.engine.laboratory import setup
 from schedloom.adapters.engine.laboratory.books import Books
 from schedloom.adapters.engine.laboratory.decisions import DecisionTap
@@ -32,6 +31,7 @@ from schedloom.adapters.engine.laboratory.protocols import RunnerV1, RunnerV2
 from schedloom.adapters.engine.laboratory.ranks import Ranks
 from schedloom.adapters.engine.laboratory.runner import Plan, Runner
 from schedloom.adapters.engine.laboratory.store import Arithmetic, Store
+from schedloom.adapters.engine.mended import Mended
 from schedloom.adapters.engine.parts.recovery import preemption_stores
 from schedloom.core.continuation import CONTINUABLE_KEY, RESUME_KEY, Ticket
 from schedloom.core.wire import JOB_CLASS_KEY, LOCAL_ATTEMPT_KEY, PROTOCOL_VERSION
@@ -397,7 +397,7 @@ def _class(cell: Any, config: Any, policies: Any, faults: Iterable[type]) -> typ
         check_requirements(policies.policies, describe_engine(config))
         base = composed(base, policies)
     # vLLM's own scheduler is compared with, and what is known to be wrong in it would be all that differs.
-    exact = () if policies is not None else (ExactCache,)
+    exact = () if policies is not None else (Mended,)
     return type(f"Watched{base.__name__}", (Probe, *of_target(faults, "scheduler"), *exact, base), {})
 
 

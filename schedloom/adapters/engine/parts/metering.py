@@ -53,9 +53,6 @@ class MeteringPart(PolicyScheduler):
         if requests:
             self._step_end.tell(StepOutcome(requests, prefill, seconds), self.view)
 
-    def _handle_blocked_waiting_request(self, request: Any) -> bool:
-        return super()._handle_blocked_waiting_request(request) and self.adapter_fits(request)
-
     def _can_prefill(self) -> bool:
         return bool(self._limit) and bool(self.waiting or self.kv_holding_waiting or self._inflight_prefills)
 

@@ -51,7 +51,7 @@ class PhasesPart(PolicyScheduler):
 
     def _handle_blocked_waiting_request(self, request: Any) -> bool:
         """Pass who holds KV and is left out: where such a request gets no tokens, vLLM looks at nobody behind it."""
-        if not super()._handle_blocked_waiting_request(request) or not self.adapter_fits(request):
+        if not super()._handle_blocked_waiting_request(request):
             return False
         return not request.num_computed_tokens or self._may(_phase_of(request.num_tokens - request.num_computed_tokens))
 

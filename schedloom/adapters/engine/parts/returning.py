@@ -50,7 +50,7 @@ class ReturningPart(PolicyScheduler):
     def _handle_blocked_waiting_request(self, request: Any) -> bool:
         if request.request_id in self._held or request.request_id in self.turned_away:
             return False
-        return super()._handle_blocked_waiting_request(request)  # type: ignore[no-any-return]
+        return super()._handle_blocked_waiting_request(request)
 
     # Handing back
 

@@ -1,4 +1,4 @@
-"""A prefix cache that holds nothing but what was computed."""
+"""vLLM's scheduler without faults that are known of it: what composed schedulers stand on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ else:
 
 
 class ExactCache(_Base):
-    """Goes around a fault of vLLM, which its pull request 43569 is to mend.
+    """A prefix cache that holds nothing but what was computed, which vLLM's pull request 43569 is to see to.
 
     ``allocate_slots`` puts blocks into the prefix cache before they are computed. With priority scheduling a request
     may be preempted in the very step that has just given it tokens: they are never computed, and their blocks stay in
@@ -32,3 +32,26 @@ class ExactCache(_Base):
             start = request.num_computed_tokens // manager.block_size
             blocks = manager.req_to_blocks.get(request.request_id, ())[start:]
             manager.block_pool.evict_blocks({block.block_id for block in blocks if block.block_hash is not None})
+
+
+class CountedAdapters(_Base):
+    """No more adapters among those that run than a batch may hold.
+
+    vLLM counts the adapters of a step when it admits somebody. Those who run and are left out of that step, because
+    their last tokens are in flight or blocks are waited for, are not counted; once everybody is in a step again it
+    holds too many, and ``schedule()`` raises.
+    """
+
+    def _handle_blocked_waiting_request(self, request: Any) -> bool:
+        return bool(super()._handle_blocked_waiting_request(request)) and self.adapter_fits(request)
+
+    def adapter_fits(self, request: Any) -> bool:
+        """Whether the adapters of all that runs leave room for this request's."""
+        if not self.lora_config or not request.lora_request:
+            return True
+        ids = {running.lora_request.lora_int_id for running in self.running if running.lora_request}
+        return request.lora_request.lora_int_id in ids or len(ids) < self.lora_config.max_loras
+
+
+class Mended(ExactCache, CountedAdapters):
+    """All of them."""
