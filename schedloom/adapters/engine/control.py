@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -16,7 +17,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -71,7 +72,16 @@ def _remove_in(process: int, folder: str) -> None:
 def switch(policy: str, mode: Mode, folder: Path | None = None) -> None:
     """Switch ``policy`` in every engine process of this server: within ``POLL_SECONDS``, before it schedules again."""
     folder = folder or run_folder()
-    _write(folder / SWITCHES, {**switches(folder), policy: mode.value})
+    with _alone(folder):
+        _write(folder / SWITCHES, {**switches(folder), policy: mode.value})
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One server at a time: what another switches in between would be lost."""
+    with (folder / "switches.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def switches(folder: Path | None = None) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,16 @@ def test_a_policy_is_switched_off_and_on_again(make: Make) -> None:
     assert cold(runner, "off") == ("length", None)
     switch("append_prefill", Mode.ON)
     assert cold(runner, "on again") == REJECTED
+
+
+def test_no_switch_is_lost_where_several_servers_switch_at_once() -> None:
+    code = (
+        "import sys; from schedloom.adapters.engine.control import Mode, switch; "
+        "[switch(sys.argv[1] + str(n), Mode.OFF) for n in range(100)]"
+    )
+    servers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "abc"]
+    assert [server.wait() for server in servers] == [0, 0, 0]
+    assert len(control.switches()) == 300
 
 
 def test_in_shadow_it_decides_and_nothing_is_done(make: Make) -> None:

@@ -42,7 +42,10 @@ def build(model: Path, additional: dict[str, Any], user_class: type | None = Non
     return make_scheduler(engine.scheduler_config.get_scheduler_cls(), engine)
 
 
-@pytest.mark.parametrize("additional", [{}, OFF, {"other": 1}])
+@pytest.mark.parametrize(
+    "additional",
+    [{}, OFF, {"other": 1}, {"scheduler_config": {"policies": [], "transfer_peers": []}}, {"scheduler_config": {}}],
+)
 def test_off_is_vllms_own_class(model: Path, asynchronous: bool, additional: dict[str, Any]) -> None:
     scheduler = build(model, additional, asynchronous=asynchronous)
     assert type(scheduler) is (AsyncScheduler if asynchronous else Scheduler)
