@@ -37,6 +37,8 @@ class PolicyScheduler(Mended):
         self._callers: list[HookCaller] = []
         self._control = Control(self.decisions, self._callers)
         self.turned_away: dict[str, str] = {}
+        self.preempted: dict[str, Any] = {}
+        """All that have been preempted and have not ended."""
 
     @classmethod
     def serves(cls, policies: PolicySet) -> bool:
@@ -55,6 +57,14 @@ class PolicyScheduler(Mended):
         if not self.running:
             self._control.rest()
         return outputs
+
+    def _preempt_request(self, request: Any, *arguments: Any, **keywords: Any) -> None:
+        self.preempted[request.request_id] = request
+        super()._preempt_request(request, *arguments, **keywords)
+
+    def _free_request(self, request: Any, delay_free_blocks: bool = False) -> Any:
+        self.preempted.pop(request.request_id, None)
+        return super()._free_request(request, delay_free_blocks)
 
     def caller(self, hook: str) -> HookCaller:
         """The policies' implementations of ``hook``, to be called by a part."""

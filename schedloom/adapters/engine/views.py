@@ -145,7 +145,8 @@ class VllmEngineView:
         # A load that begins in this step stands in no queue before the step is over, but among the prefills already.
         # One that has failed is still among them, and holds nothing.
         loading = {*scheduler.kv_holding_waiting, *scheduler._inflight_prefills}
-        holding = {*scheduler.running, *filter(self.has_blocks, loading)}
+        # One that was preempted comes back before all others; while it is saved it stands in no queue that shows it.
+        holding = {*scheduler.running, *filter(self.has_blocks, loading), *scheduler.preempted.values()}
         named = [one for one in holding if (given := one.sampling_params) is not None and given.extra_args]
         return sum(job_class_of(request) in job_classes for request in named)
 
