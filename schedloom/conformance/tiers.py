@@ -16,6 +16,9 @@ from schedloom.core.errors import ConfigurationError
 
 GROUP = "schedloom.tiers"
 
+PATIENCE = 4
+"""So many times as many seeds as a case is planned with, while what it needs has not happened."""
+
 
 class Tier(Protocol):
     """Cases, and what becomes of one of them under a seed."""
@@ -39,7 +42,7 @@ class Tier(Protocol):
         ...
 
     def seeds(self, profile: str) -> int:
-        """How many a case is played with."""
+        """How many a case is played with; up to ``PATIENCE`` times as many where what it needs does not happen."""
         ...
 
     def needs(self, case: Any) -> Sequence[str]:
@@ -75,7 +78,7 @@ def examine(case: Case, name: str, profile: str, first_seed: int) -> CellResult:
     tier = load(name)
     result = CellResult(case, Verdict.INCONCLUSIVE, tier=name)
     try:
-        _play(tier, result, range(first_seed, first_seed + tier.seeds(profile)))
+        _play(tier, result, first_seed, tier.seeds(profile))
     except ConfigurationError as error:
         result.verdict, result.missing = Verdict.REFUSED, [str(error)]
     result.seconds = time.perf_counter() - began
@@ -94,8 +97,10 @@ def hunt(mutant: Mutant, seeds: int) -> tuple[int, str] | None:
     return None
 
 
-def _play(tier: Tier, result: CellResult, seeds: Sequence[int]) -> None:
-    for seed in seeds:
+def _play(tier: Tier, result: CellResult, first_seed: int, least: int) -> None:
+    for seed in range(first_seed, first_seed + PATIENCE * least):
+        if result.seeds >= least and not _missing(tier, result):
+            break
         played = tier.play(result.cell, seed)
         result.seeds += 1
         result.steps += played["steps"]
@@ -105,4 +110,8 @@ def _play(tier: Tier, result: CellResult, seeds: Sequence[int]) -> None:
             result.failing_seed = seed
             break
     result.invariants = dict.fromkeys(tier.invariants, Verdict.PASSED)
-    settle(result, [event for event in tier.needs(result.cell) if not result.events[event]])
+    settle(result, _missing(tier, result))
+
+
+def _missing(tier: Tier, result: CellResult) -> list[str]:
+    return [event for event in tier.needs(result.cell) if not result.events[event]]

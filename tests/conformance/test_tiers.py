@@ -36,9 +36,9 @@ class Scripted:
         return ["answered"]
 
     def play(self, case: Any, seed: int) -> Mapping[str, Any]:
-        if not self.played[seed]:
+        if not (played := self.played[seed % len(self.played)]):
             raise ConfigurationError("not here")
-        return self.played[seed]
+        return played
 
 
 def played(*violations: tuple[str, str], **events: int) -> dict[str, Any]:
@@ -50,6 +50,7 @@ def played(*violations: tuple[str, str], **events: int) -> dict[str, Any]:
     [
         ([played(), played(answered=1)], Verdict.PASSED),
         ([played(), played()], Verdict.INCONCLUSIVE),
+        ([played(), played(), played(), played(answered=1)], Verdict.PASSED),
         ([played(("KV-2", "left")), played(answered=1)], Verdict.FAILED),
         ([{}], Verdict.REFUSED),
     ],
