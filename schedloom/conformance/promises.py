@@ -176,7 +176,7 @@ class Promises:
     def _held(self, report: Report) -> None:
         """In an empty engine somebody is admitted, sooner or later, and at once when the news is old."""
         settings = self._settings["balance"]
-        self._crowd.step(report, len(self._ledger.open) > self._engine.num_running, settings.stale_seconds)
+        self._crowd.step(report.now, settings.stale_seconds, self._ledger.open.keys() - self._tables.keys())
         asked_lately = report.now - self._last < settings.stale_seconds
         self._last = report.now
         idle = not report.scheduled and not self._put_off and not self._cell.offload and self._somebody_may_start()
@@ -266,27 +266,28 @@ class Promises:
 
 
 class Crowd:
-    """What another rank has said of its load, and since when it has been full without a break. ``keeps_waiting`` tells
-    whether somebody may have been held who still waits: nobody need have been asked since.
+    """What another rank has said of its load, and since when it has been full without a break. Those who may
+    have been held still count as held: nobody need have been asked since.
     """
 
     def __init__(self) -> None:
         self.full = False
-        self.keeps_waiting = False
+        self._may_be_held: set[str] = set()
         self._since = self._last = float("-inf")
         self._quiet_before = False
 
     def tell(self, full: bool, now: float, stale: float) -> None:
         if full and not self.full:
-            self._quiet_before = now - self._last > 2 * stale and not self.keeps_waiting
+            self._quiet_before = now - self._last > 2 * stale and not self._may_be_held
             self._since = now
         if self.full or full:
             self._last = now
         self.full = full
 
-    def step(self, report: Report, somebody_waits: bool, stale: float) -> None:
-        was_held = self.keeps_waiting and not report.admitted
-        self.keeps_waiting = somebody_waits and (was_held or (self.full and self.lately(report.now, stale)))
+    def step(self, now: float, stale: float, without_blocks: set[str]) -> None:
+        self._may_be_held &= without_blocks
+        if self.full and self.lately(now, stale):
+            self._may_be_held |= without_blocks
 
     def lately(self, now: float, stale: float) -> bool:
         return now - self._last < stale

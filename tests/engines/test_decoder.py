@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -128,6 +129,32 @@ def test_a_suffix_of_any_length_is_exact(decoder: Engine) -> None:
         assert attempt["usage"]["prompt_tokens_details"]["cached_tokens"] == len(resident)
         undisturbed = complete(decoder, whole, cache_salt="no reuse")
         assert attempt["choices"][0]["token_ids"] == undisturbed["choices"][0]["token_ids"], f"a suffix of {length}"
+
+
+@pytest.mark.parametrize("everybody", [False, True], ids=["server", "every process"])
+def test_a_signal_switches_policies_off_and_another_back(decoder: Engine, everybody: bool) -> None:
+    keeper = decoder.process.pid
+    server = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text())
+    for number, mode, reason in ((signal.SIGUSR1, "off", "length"), (signal.SIGUSR2, "on", "stop")):
+        for process in [server, *(started_by(server) if everybody else ())]:
+            os.kill(process, number)
+        wait_for_mode(decoder, mode)
+        assert complete(decoder, prompt(90 + number + everybody), **MARK)["choices"][0]["finish_reason"] == reason
+
+
+def started_by(server: int) -> list[int]:
+    """Its engine processes; not Python's own helper, which has no plug-ins."""
+    children = map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())
+    return [child for child in children if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def wait_for_mode(engine: Engine, mode: str) -> None:
+    for _ in range(100):
+        with urllib.request.urlopen(f"{engine.url}/schedloom/policies", timeout=10) as response:
+            if json.load(response) == {"append_prefill": mode}:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"append_prefill is not {mode}")
 
 
 def test_an_idle_decoder_rests(decoder: Engine) -> None:

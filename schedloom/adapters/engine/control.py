@@ -2,7 +2,8 @@
 
 The server process and the engine processes that it starts share a folder, named by an environment variable that the
 first of them sets. Each engine process writes what it decided there, and reads from there which policies are switched;
-the server shows the one on ``/metrics`` and writes the other for ``PUT /schedloom/policies/NAME``.
+the server shows the one on ``/metrics`` and writes the other for ``PUT /schedloom/policies/NAME``. A signal to any of
+them switches every policy.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ logger = logging.getLogger("vllm.schedloom")
 FOLDER_VARIABLE = "SCHEDLOOM_RUN_FOLDER"
 POLL_SECONDS = 0.5
 SWITCHES = "switches.json"
+EVERY = "*"
+"""Stands among the switches for every policy that is not named there."""
+
 EPOCH = "epoch"
 
 Count = tuple[str, str, str, str, int]
@@ -74,6 +78,19 @@ def switch(policy: str, mode: Mode, folder: Path | None = None) -> None:
     folder = folder or run_folder()
     with _alone(folder):
         _write(folder / SWITCHES, {**switches(folder), policy: mode.value})
+
+
+def switch_all(mode: Mode | None, folder: Path | None = None) -> None:
+    """Switch every policy, whatever was switched before; with ``None`` all are as they were configured."""
+    folder = folder or run_folder()
+    with _alone(folder):
+        _write(folder / SWITCHES, {} if mode is None else {EVERY: mode.value})
+
+
+def modes_of(policies: Iterable[str], folder: Path | None = None) -> dict[str, str]:
+    """How ``policies`` take part now."""
+    switched = switches(folder)
+    return {policy: switched.get(policy, switched.get(EVERY, Mode.ON.value)) for policy in policies}
 
 
 @contextlib.contextmanager
@@ -152,7 +169,7 @@ class Control:
             self._seen = version
             modes = switches(self._folder)
             for caller in self._callers:
-                caller.set_modes(modes)
+                caller.set_modes(modes, modes.get(EVERY, Mode.ON.value))
 
     def _publish(self) -> None:
         counts = [*self._trace.counts.items()]

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from schedloom.adapters.engine.contract import describe_engine
-from schedloom.adapters.engine.control import Mode, epoch, published_counts, switch, switches
+from schedloom.adapters.engine.control import Mode, epoch, modes_of, published_counts, switch
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
 
 POLICIES_PATH = "/schedloom/policies"
@@ -46,7 +46,7 @@ class SchedloomEndpoint:
 
         @app.get(POLICIES_PATH)  # type: ignore[untyped-decorator]
         async def policies() -> dict[str, str]:
-            return {**dict.fromkeys(_contract(app).features, Mode.ON.value), **switches()}
+            return modes_of(_contract(app).features)
 
         @app.put(POLICIES_PATH + "/{name}")  # type: ignore[untyped-decorator]
         async def switch_policy(name: str, mode: Mode = Body(embed=True)) -> dict[str, str]:  # noqa: B008
@@ -74,7 +74,7 @@ def _parsers(args: Any) -> dict[str, str | None]:
 
 def _contract(app: Any) -> EngineContract:
     contract: EngineContract = app.state.schedloom_contract
-    inactive = [name for name, mode in switches().items() if mode != Mode.ON.value]
+    inactive = [name for name, mode in modes_of(contract.features).items() if mode != Mode.ON.value]
     return contract.model_copy(update={"inactive": sorted(inactive)})
 
 

@@ -40,10 +40,10 @@ class HookCaller:
         """Whether anybody's answer has an effect."""
         return bool(self._acting)
 
-    def set_modes(self, modes: Mapping[str, str]) -> None:
-        """Who acts, and who only decides; a policy that ``modes`` does not name acts."""
-        self._acting = tuple(hook for hook in self._hooks if modes.get(hook.policy, "on") == "on")
-        self._shadows = tuple(hook for hook in self._hooks if modes.get(hook.policy) == "shadow")
+    def set_modes(self, modes: Mapping[str, str], otherwise: str = "on") -> None:
+        """Who acts, and who only decides; ``otherwise`` is the mode of a policy that ``modes`` does not name."""
+        self._acting = tuple(hook for hook in self._hooks if modes.get(hook.policy, otherwise) == "on")
+        self._shadows = tuple(hook for hook in self._hooks if modes.get(hook.policy, otherwise) == "shadow")
 
     def ask(self, *arguments: Any) -> Iterator[tuple[str, Any]]:
         """The answers of those who act and have one, each with its policy's name. The last argument is the view.

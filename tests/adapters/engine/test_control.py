@@ -2,15 +2,17 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schedloom.adapters.engine import control
-from schedloom.adapters.engine.control import Mode, published_counts, switch
+from schedloom.adapters.engine import control, signals
+from schedloom.adapters.engine.control import Mode, modes_of, published_counts, switch, switch_all
 from schedloom.adapters.engine.endpoint import DecisionCollector
 from schedloom.adapters.engine.trace import DecisionTrace
 from schedloom.core.decisions import Decision
@@ -40,6 +42,47 @@ def test_a_policy_is_switched_off_and_on_again(make: Make) -> None:
     assert cold(runner, "off") == ("length", None)
     switch("append_prefill", Mode.ON)
     assert cold(runner, "on again") == REJECTED
+
+
+def test_all_are_switched_off_at_once_and_each_may_be_switched_on_again(make: Make) -> None:
+    runner = make("append_prefill")
+    switch("append_prefill", Mode.ON)
+    switch_all(Mode.OFF)
+    assert modes_of(["append_prefill", "kv_lease"]) == {"append_prefill": "off", "kv_lease": "off"}
+    assert cold(runner, "off") == ("length", None)
+    switch("append_prefill", Mode.ON)
+    assert cold(runner, "on") == REJECTED
+    switch_all(Mode.OFF)
+    switch_all(None)
+    assert cold(runner, "as configured") == REJECTED
+
+
+def test_a_signal_switches_all(folder: Path) -> None:
+    code = "import signal; from schedloom.adapters.engine import signals; signals.install(); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        for number, switched in ((signal.SIGUSR1, {"*": "off"}), (signal.SIGUSR2, {}), (signal.SIGUSR1, {"*": "off"})):
+            process.send_signal(number)
+            wait_for_switches(folder, switched)
+        process.stdin.close()
+
+
+def test_a_signal_that_is_taken_stays_its_owners() -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        signals.install()
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def wait_for_switches(folder: Path, switched: dict[str, str]) -> None:
+    for _ in range(400):
+        if (folder / control.SWITCHES).exists() and control.switches() == switched:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"the switches are {control.switches()}")
 
 
 def test_no_switch_is_lost_where_several_servers_switch_at_once() -> None:
