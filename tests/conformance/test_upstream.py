@@ -9,9 +9,11 @@ import pytest
 from schedloom.conformance.cells import Cell
 from schedloom.conformance.laboratory import Laboratory
 from schedloom.conformance.mutants.blocks import CachesWhatIsNeverComputed
+from schedloom.conformance.mutants.catalogue import ADAPTERS
+from schedloom.conformance.mutants.requests import AdmitsAnyAdapter
 from schedloom.conformance.oracles import Oracles
 from schedloom.conformance.script import Act, Arrive, Relax, Settle, Squeeze, Step
-from schedloom.conformance.trial import replay
+from schedloom.conformance.trial import replay, try_cell
 
 DECODER: dict[str, Any] = {"variant": "sliding", "role": "consumer"}
 
@@ -35,6 +37,12 @@ will compute them. The next request with that prefix hits them and gets wrong to
 taken and forgotten at once, so more than one must be new: those of two KV cache groups, as here, or those of a chunk of
 prefill in front of a decode (`long_prefill_token_threshold`), where the preempted request itself goes wrong. vLLM's
 pull request 43569 rolls such registrations back.
+"""
+
+TOO_MANY_ADAPTERS = """vLLM 0.32: adapters, and steps that leave a running request out (asynchronous scheduling with its
+last tokens in flight, or blocks that are waited for). `schedule()` collects the adapters of the requests that this step runs,
+and admits waiting requests up to `max_loras` by those alone. A running request that was left out, and is in a later step
+once more, then meets them: `assert len(scheduled_loras) <= self.lora_config.max_loras` ends the engine.
 """
 
 HYBRID = Cell(variant="hybrid", priority=True)
@@ -89,3 +97,12 @@ def test_such_a_trap_is_seen_before_anybody_falls_into_it(laboratory: Laboratory
 def test_our_schedulers_set_no_such_trap(laboratory: Laboratory) -> None:
     found = replay(laboratory, HYBRID, PREEMPTED_IN_ITS_OWN_STEP)
     assert not found.violations and found.events["preempted"] == 1
+
+
+@pytest.mark.xfail(reason=TOO_MANY_ADAPTERS, strict=True)
+def test_no_more_adapters_meet_than_a_batch_may_hold(laboratory: Laboratory) -> None:
+    assert not try_cell(laboratory, ADAPTERS, 13, faults=(AdmitsAnyAdapter,)).violations
+
+
+def test_our_schedulers_count_the_adapters_of_all_that_runs(laboratory: Laboratory) -> None:
+    assert not try_cell(laboratory, ADAPTERS, 13).violations

@@ -25,6 +25,7 @@ _ASYNC_DECODER = Cell(role="consumer", asynchronous=True, runner="v2")
 _PREFILLER = Cell(role="producer")
 _APPEND = Cell(role="consumer", policies=("append_prefill",))
 _V2 = Cell(runner="v2")
+ADAPTERS = Cell(variant="eagle", priority=True, asynchronous=True, runner="v2")
 _OFFLOAD = Cell(offload=True, policies=("offload_restore",))
 _RETURN = Cell(role="consumer", policies=("recompute",))
 _ASYNC_RETURN = Cell(role="consumer", policies=("recompute",), asynchronous=True, runner="v2")
@@ -77,6 +78,7 @@ _ALL = (
     Mutant(blocks.SlidesTooFar, "KV-3", Cell(variant="sliding")),
     Mutant(blocks.CachesWhatIsNeverComputed, "KV-3", Cell(priority=True)),
     Mutant(blocks.HasNoRoomForDrafts, "LIVE-3", Cell(variant="eagle")),
+    Mutant(requests.AdmitsAnyAdapter, "LIVE-3", ADAPTERS, seed=13),
     Mutant(requests.KeepsRejectedDrafts, "TOK-1", Cell(variant="ngram")),
     Mutant(requests.RunsWhilePaused, "PAU-1", _TIGHT),
     Mutant(requests.ForgetsToRequeue, "OUT-1", _TIGHT),

@@ -171,6 +171,13 @@ class RunsWhilePaused:
         pass
 
 
+class AdmitsAnyAdapter:
+    """Adapters of running requests that a step leaves out are not counted."""
+
+    def adapter_fits(self: Any, request: Any) -> bool:
+        return True
+
+
 class KeepsRejectedDrafts:
     """Drafts that were rejected count as computed."""
 
