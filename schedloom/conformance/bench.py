@@ -151,7 +151,8 @@ class Bench:
         self.events["rejected in a quiet engine"] += 1
         if self.oracles.promises is not None:
             entry = self.ledger.entries[request_id]
-            self.oracles.promises.rejected(entry, self.engine.resident(entry.order))
+            reason = self.ledger.rejections[request_id]
+            self.oracles.promises.rejected(entry, reason, self.engine.resident(entry.order))
 
     def conversation(self, entry: Entry) -> list[int]:
         """A request's prompt and its whole right answer, delivered or not."""

@@ -20,6 +20,9 @@ OLD_NEWS_STEPS = 4
 HOLD_STEPS = 30
 """Steps without anything scheduled on account of a full rank: longer than the bound on that."""
 
+APPEND_REASON = "no_usable_prefix"
+"""Why append_prefill turns a request away; another policy may do so for reasons of its own."""
+
 
 class Promises:
     """Watches the policies of one cell. ``settings`` are theirs, by name."""
@@ -83,9 +86,9 @@ class Promises:
         if self._orders and fresh:
             self._in_turn(entry)
 
-    def rejected(self, entry: Entry, resident: int) -> None:
+    def rejected(self, entry: Entry, reason: str, resident: int) -> None:
         """``entry`` was turned away by an engine that did nothing else, and holds ``resident`` tokens of it."""
-        rule = self._settings.get("append_prefill")
+        rule = self._settings.get("append_prefill") if reason == APPEND_REASON else None
         if rule is not None and not rule.is_hopeless(entry.length, ReusableKV(resident, 0)):
             self._accuse("APP-1", f"{entry.name} was turned away although {resident} of its tokens are there")
 
@@ -233,11 +236,16 @@ class Promises:
         return arrival + delay, arrival + delay
 
     def _may_be_put_off(self, entry: Entry) -> bool:
-        """A local attempt may have been turned away, and a batch job waits where as many run as may."""
+        """A local attempt may have been turned away, and a batch job waits where as many run, or are to come back, as
+        may.
+        """
         if entry.order.marked:
             return True
-        job = entry.order.job_class is not None and "batch_job_aware" in self._settings
-        return job and len(self._jobs_seen) >= int(self._settings["batch_job_aware"].max_active)
+        if entry.order.job_class is None or "batch_job_aware" not in self._settings:
+            return False
+        others = [other for other in self._ledger.open.values() if other is not entry and other.preempted]
+        jobs = self._jobs_seen | {other.name for other in others if other.order.job_class is not None}
+        return len(jobs) >= int(self._settings["batch_job_aware"].max_active)
 
     @property
     def _orders(self) -> bool:

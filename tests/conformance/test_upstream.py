@@ -40,9 +40,9 @@ pull request 43569 rolls such registrations back.
 """
 
 TOO_MANY_ADAPTERS = """vLLM 0.32: adapters, and steps that leave a running request out (asynchronous scheduling with its
-last tokens in flight, or blocks that are waited for). `schedule()` collects the adapters of the requests that this step runs,
-and admits waiting requests up to `max_loras` by those alone. A running request that was left out, and is in a later step
-once more, then meets them: `assert len(scheduled_loras) <= self.lora_config.max_loras` ends the engine.
+last tokens in flight, or blocks that are waited for). `schedule()` collects the adapters of the requests that this step
+runs, and admits waiting requests up to `max_loras` by those alone. A running request that was left out, and is in a
+later step once more, then meets them: `assert len(scheduled_loras) <= self.lora_config.max_loras` ends the engine.
 """
 
 HYBRID = Cell(variant="hybrid", priority=True)

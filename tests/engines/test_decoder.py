@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from schedloom.adapters.engine.control import POLL_SECONDS
 from schedloom.core.wire import (
     CONTRACT_PATH,
     LOCAL_ATTEMPT_KEY,
@@ -139,6 +140,7 @@ def test_a_signal_switches_policies_off_and_another_back(decoder: Engine, everyb
         for process in [server, *(started_by(server) if everybody else ())]:
             os.kill(process, number)
         wait_for_mode(decoder, mode)
+        time.sleep(POLL_SECONDS)
         assert complete(decoder, prompt(90 + number + everybody), **MARK)["choices"][0]["finish_reason"] == reason
 
 
