@@ -65,6 +65,11 @@ class RealEngine:
             saves_preempted_kv=self.saves,
         )
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether no prompt is ever computed: all are pulled, and whoever is preempted is restored."""
+        return self.pulls and "offload_restore" in self.policies and "append_prefill" not in self.policies
+
     def engine_axes(self) -> dict[str, Any]:
         return {axis: getattr(self, axis) for axis in AXES}
 
@@ -140,7 +145,8 @@ def _legal(sets: Sequence[tuple[str, ...]]) -> Iterator[RealEngine]:
                 check_requirements([built[name] for name in policies], case.contract)
             except ConfigurationError:
                 continue
-            yield case
+            if not (case.chunked and case.only_decodes):
+                yield case
 
 
 def _settings(policies: Sequence[str]) -> list[dict[str, Any]]:
