@@ -148,8 +148,8 @@ class Membership:
         declared = worker.settings.contract
         if declared is None:
             raise ConfigurationError(
-                f"{worker.origin} does not serve {CONTRACT_PATH}; install schedloom in it, or declare its "
-                f"contract under workers in the router's configuration"
+                f"{worker.origin} does not serve {CONTRACT_PATH}; install schedloom in it and start it with "
+                f"VLLM_PLUGINS=schedloom, or declare its contract under workers in the router's configuration"
             )
         status, _ = await self._get(worker, "/health")
         if status != 200:
