@@ -26,7 +26,7 @@ lint: setup  ## Check style, types and the borders between the rooms
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-conformance: setup  ## The core profile of the conformance suite, real engines included (about half an hour on two cores); JSON=PATH keeps the figures
+conformance: setup  ## The core profile of the conformance suite, real engines included (some twenty minutes on two cores); JSON=PATH keeps the figures
 	@$(BIN)/schedloom conformance run --profile core --workers 2 --report conformance-report.yaml $(if $(JSON),--json $(JSON))
 
 bench-scheduler: setup  ## What composed schedulers cost, as ratios to vLLM's own; JSON=PATH keeps the figures

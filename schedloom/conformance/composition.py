@@ -13,7 +13,7 @@ from schedloom.conformance.cells import Cell
 from schedloom.conformance.verdicts import Violation
 from schedloom.core.claims import QUEUE_ORDER, owned_by
 from schedloom.core.composition import PolicySet
-from schedloom.core.errors import ConfigurationError
+from schedloom.core.errors import ConfigurationError, PolicyCrashed
 from schedloom.core.registry import Registry
 from schedloom.core.requirements import check_requirements
 from schedloom.core.wire import EngineContract, Role
@@ -110,6 +110,8 @@ class Judge:
         if names not in self._composed:
             try:
                 self._composed[names] = subjects.build(names, self._registry)
+            except PolicyCrashed:
+                raise
             except ConfigurationError as error:
                 self._composed[names] = error.sentences[0]
         return self._composed[names]

@@ -10,7 +10,7 @@ from itertools import chain, combinations, permutations
 from schedloom.conformance import subjects
 from schedloom.conformance.verdicts import Violation
 from schedloom.core.composition import PolicyChoice, compose
-from schedloom.core.errors import ConfigurationError
+from schedloom.core.errors import ConfigurationError, PolicyCrashed
 from schedloom.core.hooks import hooks_of
 from schedloom.core.hookspecs import RouterHooks
 from schedloom.core.registry import Registry
@@ -72,6 +72,8 @@ def _refusal(names: Sequence[str], registry: Registry) -> str | None:
     choices = [PolicyChoice(name=name, **subjects.settings_of(name, registry)) for name in names]
     try:
         compose(choices, registry, side="router")
+    except PolicyCrashed:
+        raise
     except ConfigurationError as error:
         return str(error)
     return None

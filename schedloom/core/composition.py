@@ -10,7 +10,7 @@ import pluggy
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from schedloom.core.claims import conflicts
-from schedloom.core.errors import ConfigurationError, in_a_line
+from schedloom.core.errors import ConfigurationError, PolicyCrashed, in_a_line
 from schedloom.core.errors import complaints as explained
 from schedloom.core.hooks import Side, check_hooks, hooks_of, side_of, specified_hooks
 from schedloom.core.hookspecs import PROJECT, SPECIFICATIONS
@@ -68,21 +68,24 @@ class PolicySet:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """Chosen policies as far as they can be built, and all that is wrong with the choice, one sentence each."""
+    """Chosen policies as far as they can be built, and all that is wrong with the choice, one sentence each;
+    ``crashed`` tells whether one raised when it was to be made.
+    """
 
     policies: tuple[Policy, ...]
     complaints: tuple[str, ...]
+    crashed: bool = False
 
 
 def compose(choices: Sequence[PolicyChoice], registry: Registry | None = None, side: Side | None = None) -> PolicySet:
     """Build the policies that ``choices`` name, for one ``side`` or for both.
 
     The order of ``choices`` does not matter: policies stand in the order of their names. Raises ConfigurationError
-    with the complaints of ``review``; what has none is a composition.
+    with the complaints of ``review``, PolicyCrashed where a policy raised; what has none is a composition.
     """
     found = review(choices, registry, side)
     if found.complaints:
-        raise ConfigurationError(*found.complaints)
+        raise (PolicyCrashed if found.crashed else ConfigurationError)(*found.complaints)
     return PolicySet(found.policies, _hook_table(found.policies))
 
 
@@ -101,13 +104,15 @@ def review(choices: Sequence[PolicyChoice], registry: Registry | None = None, si
         if names.count(name) > 1
     ]
     policies: dict[str, Policy] = {}
+    crashed = False
     for choice in sorted(choices, key=lambda choice: choice.name):
         try:
             policies[choice.name] = _build(choice, registry, side)
         except ConfigurationError as error:
             complaints += error.sentences
+            crashed = crashed or isinstance(error, PolicyCrashed)
     built = tuple(policies.values())
-    return Review(built, (*complaints, *map(str, conflicts(built))))
+    return Review(built, (*complaints, *map(str, conflicts(built))), crashed)
 
 
 def _build(choice: PolicyChoice, registry: Registry, side: Side | None) -> Policy:
@@ -128,9 +133,11 @@ def _build(choice: PolicyChoice, registry: Registry, side: Side | None) -> Polic
 def _make(policy: type[Policy], settings: BaseModel, path: str) -> Policy:
     try:
         return policy(settings)
+    except ConfigurationError:
+        raise
     except Exception as error:
         sentence = f"policy {policy.name!r} cannot be made of its settings: {in_a_line(error)}"
-        raise ConfigurationError(f"{path}: {sentence}" if path else sentence) from error
+        raise PolicyCrashed(f"{path}: {sentence}" if path else sentence) from error
 
 
 def _check_side(policy: type[Policy], side: Side | None) -> None:

@@ -26,6 +26,10 @@ class ConfigurationError(ValueError):
         return "; ".join(self.sentences)
 
 
+class PolicyCrashed(ConfigurationError):
+    """A policy raised when it was only to be made: its author can mend that, whoever configures it cannot."""
+
+
 class CalledWrongly(ConfigurationError):
     """Arguments of a command that do not make sense together, or name what is not there."""
 
