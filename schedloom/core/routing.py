@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from random import Random
-from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from schedloom.core.wire import EngineContract
 
 PREFIX_BLOCK_BYTES: Final = 1024
 """Bytes of a prompt that ``RouteRequest.prefix_blocks`` takes together."""
-
-_NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
 
 class Route(str, Enum):
@@ -56,31 +53,37 @@ class SessionOwner:
     rank: int
 
 
-class _Asked(NamedTuple):
-    request_id: str
+class RouteRequest:
+    """A request to be routed. What costs anything is worked out when a policy first asks for it.
+
+    ``session`` is as engines see it. ``body_bytes`` is the size of the client's body. ``splittable`` is false for what
+    a single transfer cannot serve: several choices, several prompts, prompt echo or prompt log-probabilities.
+    """
+
     model: str
     session: str | None
     body_bytes: int
     splittable: bool
-    hints: Mapping[str, str] = _NO_HINTS
-    cache_salt: str | None = None
-    token_ids: Sequence[int] | None = None
-    read_prompt: Callable[[], bytes] = bytes
 
+    @cached_property
+    def hints(self) -> Mapping[str, str]:
+        """The client's headers that begin with ``x-schedloom-``, by the rest of their names."""
+        return {}
 
-class RouteRequest(_Asked):
-    """A request to be routed. What costs anything is worked out when a policy first asks for it.
+    @cached_property
+    def cache_salt(self) -> str | None:
+        """What keeps the engines' prefix caches of several tenants apart."""
+        return None
 
-    ``splittable`` is false for what a single transfer cannot serve (several choices, several prompts, prompt echo or
-    prompt log-probabilities). ``hints`` are the client's headers that begin with ``x-schedloom-``, by the rest of
-    their names. ``cache_salt`` keeps the engines' prefix caches of several tenants apart. ``token_ids`` are the
-    prompt's, where a policy with ``reads_tokens`` is on and they could be had.
-    """
+    @cached_property
+    def token_ids(self) -> Sequence[int] | None:
+        """The prompt's, where a policy with ``reads_tokens`` is on and they could be had."""
+        return None
 
     @cached_property
     def prompt(self) -> bytes:
         """What the model is asked, tools first: prompts with a common beginning have a common prefix here too."""
-        return self.read_prompt()
+        return b""
 
     @cached_property
     def prefix_blocks(self) -> tuple[int, ...]:
@@ -95,6 +98,20 @@ class RouteRequest(_Asked):
         for end in range(PREFIX_BLOCK_BYTES, len(prompt) + 1, PREFIX_BLOCK_BYTES):
             link = hash((link, prompt[end - PREFIX_BLOCK_BYTES : end]))
             yield link
+
+
+@dataclass
+class Question(RouteRequest):
+    """A request made up, for tests of routing policies."""
+
+    model: str = "model"
+    session: str | None = None
+    body_bytes: int = 0
+    splittable: bool = True
+    hints: Mapping[str, str] = field(default_factory=dict)
+    cache_salt: str | None = None
+    token_ids: Sequence[int] | None = None
+    prompt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

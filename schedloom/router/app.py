@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
@@ -112,13 +112,13 @@ class RouterApp:
             return MemorySessions(settings.session_capacity, settings.session_idle_seconds, clock)
         return PatientSessions(elsewhere, self.metrics, clock)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            return
+            return _nothing()
         methods, endpoint = self._routes.get(scope["path"], ((), _not_found))
         if methods and scope["method"] not in methods:
             endpoint = _WrongMethod(methods)
-        await endpoint(scope, receive, send)
+        return endpoint(scope, receive, send)
 
     def _route_table(self) -> dict[str, tuple[tuple[str, ...], ASGIApp]]:
         pages = {
@@ -156,11 +156,11 @@ class RouterApp:
         return 200, JSON, orjson.dumps(self.openapi)
 
     def _metrics_page(self) -> _Content:
-        kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-        return 200, kind, self.metrics.exposition()
+        return 200, b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n", self.metrics.exposition()
 
 
-_Content = tuple[int, tuple[bytes, bytes], bytes]
+_Content = tuple[int, bytes, bytes]
+"""The status, the header lines, and the body."""
 
 
 class _Page:
@@ -177,8 +177,7 @@ class _Page:
                 self._tenants.of(ClientHeaders(scope["headers"]).authorization)
         except Failure as failure:
             return await reply.fail(failure)
-        status, kind, body = self._content()
-        await reply.page(status, [kind], body)
+        await reply.page(*self._content())
 
 
 class _CallbackPage:
@@ -196,7 +195,7 @@ class _CallbackPage:
             return
         except Failure as failure:
             return await reply.fail(failure)
-        await reply.page(200, [JSON], b'{"status":"ok"}')
+        await reply.page(200, JSON, b'{"status":"ok"}')
 
 
 class _WrongMethod:
@@ -209,6 +208,10 @@ class _WrongMethod:
         failure = Failure.own(405, f"The method must be {self._methods}.", "method_not_allowed")
         failure.headers = [(b"allow", self._methods.encode())]
         await Reply(line_of(scope, receive, send)).fail(failure)
+
+
+async def _nothing() -> None:
+    return None
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from schedloom.core.continuation import RESUME_KEY
 from schedloom.core.routing import RouteRequest
@@ -15,27 +16,43 @@ from schedloom.router.sessions import SessionKey
 from schedloom.router.tenants import EVERYBODY, Tenant
 
 
-@dataclass(slots=True)
-class Call:
+class Call(RouteRequest):
     """``session`` is as engines see it, ``key`` is what ownership is recorded under. ``marks`` are for Decoders that
     continue what others hand back, ``source`` is what a Prefiller is asked where that is not the same. ``lines`` are
     the headers that every attempt carries, as they are sent, once there was one.
     """
 
-    path: str
-    body: GenerationBody
-    headers: ClientHeaders
-    session: str | None
-    key: SessionKey | None
-    lines: bytes = b""
-    token_ids: list[int] | None = None
-    marks: Marks = field(default_factory=dict)
+    lines = b""
+    marks: Marks = NO_MARKS
     source: Call | None = None
-    _route: RouteRequest | None = None
 
-    @property
-    def splittable(self) -> bool:
-        return DIALECTS[self.path].split and self.body.splittable
+    def __init__(
+        self, path: str, body: GenerationBody, headers: ClientHeaders, session: str | None, key: SessionKey | None
+    ) -> None:
+        self.path = path
+        self.body = body
+        self.headers = headers
+        self.session = session
+        self.key = key
+        self.model = body.model
+        self.body_bytes = len(body.raw)
+        self.splittable = body.splittable and DIALECTS[path].split
+
+    @cached_property
+    def hints(self) -> Mapping[str, str]:
+        return self.headers.hints
+
+    @cached_property
+    def cache_salt(self) -> str | None:
+        return self.body.salt
+
+    @cached_property
+    def token_ids(self) -> Sequence[int] | None:
+        return self.body.token_ids
+
+    @cached_property
+    def prompt(self) -> bytes:
+        return self.body.prompt()
 
     @property
     def prefill(self) -> Call:
@@ -49,15 +66,17 @@ class Call:
     def marks_for(self, worker: Worker) -> Marks:
         return self.marks if self.marks and worker.resumes else NO_MARKS
 
-    @property
-    def route(self) -> RouteRequest:
-        """The request as routing policies see it."""
-        if self._route is None:
-            body = self.body
-            tokens = self.token_ids or body.token_ids
-            told = (new_request_id(), body.model, self.session, len(body.raw), self.splittable, self.headers.hints)
-            self._route = RouteRequest(*told, body.salt, tokens, body.prompt)
-        return self._route
+    def marked(self, marks: Marks, source: Call | None = None) -> Call:
+        """The same with other marks."""
+        call = Call(self.path, self.body, self.headers, self.session, self.key)
+        call.lines, call.token_ids, call.marks, call.source = self.lines, self.token_ids, marks, source
+        return call
+
+    def asking(self, path: str, body: GenerationBody) -> Call:
+        """Something else in its place, without marks."""
+        call = Call(path, body, self.headers, self.session, self.key)
+        call.lines = self.lines
+        return call
 
 
 def new_request_id() -> str:

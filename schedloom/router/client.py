@@ -76,7 +76,7 @@ class HttpUpstream:
             raise TooLate(f"{request.origin} was not reached in time")
         line = _request_line(request.origin, request.method, request.path)
         length = str(len(request.body)).encode()
-        head = b"".join((line, request.lines, b"content-length: ", length, b"\r\n\r\n"))
+        head = b"".join((line, *request.lines, b"content-length: ", length, b"\r\n\r\n"))
         return connection.send(request, head)
 
     def _take_idle(self, request: UpstreamRequest) -> Connection | None:
@@ -84,7 +84,8 @@ class HttpUpstream:
         longest = _IDLE_SECONDS if request.dispatch_by is None else _HANDOFF_IDLE_SECONDS
         while idle:
             connection, _ = idle.popitem()
-            if connection.loop.time() - connection.idle_since < longest and connection.is_open:
+            rested = connection.loop.time() - connection.idle_since
+            if rested < longest and not connection.transport.is_closing():
                 return connection
             connection.abort()
         return None

@@ -17,49 +17,26 @@ _LISTEN_SECONDS = 1.0
 class Exchange(UpstreamResponse):
     """A request under way: its answer as far as it has arrived."""
 
-    __slots__ = (
-        "_abandoned",
-        "_all",
-        "_body_begun",
-        "_buffered",
-        "_chunks",
-        "_complete",
-        "_connection",
-        "_end_was_read",
-        "_error",
-        "_last_activity",
-        "_loop",
-        "_raised",
-        "_request",
-        "_sink",
-        "_timer",
-        "_waiter",
-        "has_head",
-        "headers",
-        "sent_at",
-        "status",
-    )
+    status = 0
+    has_head = False
+    _abandoned = False
+    _body_begun = False
+    _buffered = 0
+    _complete = False
+    _end_was_read = False
+    _error: UpstreamError | None = None
+    _raised: Exception | None = None
+    _sink: Callable[[bytes], bool] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     def __init__(self, connection: Connection, request: UpstreamRequest) -> None:
-        self.status = 0
-        self.headers: list[Header] = []
         self._connection = connection
         self._request = request
-        self._loop = loop = connection.loop
-        self._waiter: asyncio.Future[None] | None = None
+        self._loop = connection.loop
         self._chunks: list[bytes] = []
         self._all: list[bytes] = []
-        self._buffered = 0
-        self.has_head = False
-        self._body_begun = False
-        self._abandoned = False
-        self._complete = False
-        self._end_was_read = False
-        self._error: UpstreamError | None = None
-        self._sink: Callable[[bytes], bool] | None = None
-        self._raised: Exception | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._last_activity = self.sent_at = loop.time()
+        self._last_activity = self.sent_at = connection.loop.time()
 
     async def read(self) -> bytes:
         while not self._chunks and not self._complete:
@@ -88,7 +65,8 @@ class Exchange(UpstreamResponse):
         if not self._complete:
             return await super().read_all()
         self._end_was_read = True
-        return self._taken()
+        chunks, self._chunks = self._chunks, []
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _taken(self) -> bytes:
         chunks, self._chunks = self._chunks, []
@@ -98,7 +76,7 @@ class Exchange(UpstreamResponse):
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def close(self) -> None:
-        if self._abandoned or self._end_was_read:
+        if self._end_was_read or self._abandoned:
             return
         self._abandoned = True
         if self._complete:
@@ -146,19 +124,23 @@ class Exchange(UpstreamResponse):
 
     def check_silence(self) -> float:
         """The instant of the next look. Raises TimedOut when the engine has been silent for too long."""
-        allowed = self._request.silence_timeout if self.has_head else self._request.first_byte_timeout
+        timeouts = self._request.timeouts
+        allowed = timeouts.silence if self.has_head else timeouts.first_byte
         now = self._loop.time()
         left = allowed if self._chunks or self._abandoned else self._last_activity + allowed - now
         if left <= 0:
             raise TimedOut(f"{self._request.origin} was silent for {allowed:g} s")
-        return now + min(left, self._request.silence_timeout)
+        return now + min(left, timeouts.silence)
 
     def head_arrived(self, status: int, headers: list[Header]) -> None:
         self.status = status
         self.headers = headers
         self.has_head = True
         self._last_activity = self._loop.time()
-        self._wake()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        self._waiter = None
 
     def body_arrived(self, parts: list[bytes]) -> None:
         """All that arrived at once, which is read at once; it is taken out of ``parts``."""
@@ -215,7 +197,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self._idle = idle
         self._open = open_
-        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until it is made
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # until it is made
         self._headers: dict[bytes, bytes] = {}
         self.on_header = self._headers.setdefault
         self._body: list[bytes] = []
@@ -226,20 +208,16 @@ class Connection(asyncio.Protocol):
         self._look_at = 0.0
         self._paused = False
 
-    @property
-    def is_open(self) -> bool:
-        return not self._transport.is_closing()
-
     def send(self, request: UpstreamRequest, head: bytes) -> Exchange:
         assert self._exchange is None
         self._exchange = exchange = Exchange(self, request)
-        due = exchange.sent_at + min(request.first_byte_timeout, request.silence_timeout)
+        due = exchange.sent_at + request.timeouts.shorter
         if self._timer is None or due < self._look_at:
             self._look_by(due)
         if request.body:
-            self._transport.writelines((head, request.body))
+            self.transport.writelines((head, request.body))
         else:
-            self._transport.write(head)
+            self.transport.write(head)
         return exchange
 
     def rest(self) -> None:
@@ -248,32 +226,32 @@ class Connection(asyncio.Protocol):
         self._idle[self] = None
 
     def pause(self) -> None:
-        if self.is_open and not self._paused:
-            self._transport.pause_reading()
+        if not (self._paused or self.transport.is_closing()):
+            self.transport.pause_reading()
             self._paused = True
 
     def resume(self) -> None:
-        if self._paused and self.is_open:
-            self._transport.resume_reading()
+        if self._paused and not self.transport.is_closing():
+            self.transport.resume_reading()
             self._paused = False
 
     def say_goodbye(self) -> None:
         """Nothing more will be asked; what was answered already is still heard, but not over TLS."""
-        if not self.is_open:
+        if self.transport.is_closing():
             return
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
             self.resume()
         else:
             self.abort()
 
     def abort(self) -> None:
-        self._transport.abort()
+        self.transport.abort()
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._transport = transport
+        self.transport = transport
         self._open.add(self)
         tcp = transport.get_extra_info("socket")
         if tcp is not None and tcp.family in (socket.AF_INET, socket.AF_INET6):
@@ -327,7 +305,7 @@ class Connection(asyncio.Protocol):
             self._headers.clear()
         self._exchange = None
         exchange.finish()
-        if self._parser.should_keep_alive() and not self._transport.is_closing():
+        if self._parser.should_keep_alive() and not self.transport.is_closing():
             if self._paused:
                 self.resume()
             self.rest()

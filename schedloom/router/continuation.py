@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Final
 
 import orjson
@@ -107,16 +106,16 @@ def _continued(call: Call, handed_back: HandBack, again: bool) -> Call:
     """``call`` as the next engines get it; without output so far there is nothing to resume."""
     marks = _CONTINUABLE if again else {}
     if not handed_back.output:
-        return replace(call, marks=marks)
+        return call.marked(marks)
     tokens = _tokens_of(call, handed_back)
-    return replace(call, marks={**marks, RESUME_KEY: handed_back.ticket.written()}, source=tokens)
+    return call.marked({**marks, RESUME_KEY: handed_back.ticket.written()}, tokens)
 
 
 def _tokens_of(call: Call, handed_back: HandBack) -> Call:
     """What a Prefiller computes: the prompt, and the output so far behind it."""
     fields = {key: call.body.fields[key] for key in _TOLD_TO_PREFILLERS if key in call.body.fields}
     raw = orjson.dumps({**fields, "prompt": [*handed_back.prompt, *handed_back.output]})
-    return replace(call, path=_PREFILLERS_ARE_ASKED_AT, body=GenerationBody(raw), marks={}, source=None, _route=None)
+    return call.asking(_PREFILLERS_ARE_ASKED_AT, GenerationBody(raw))
 
 
 def _because_of(failure: Failure) -> Failure:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from schedloom.core.continuation import CONTINUABLE_KEY
@@ -22,6 +22,7 @@ from schedloom.router.sse import parsed, tells_an_error
 from schedloom.router.upstream import (
     ConnectFailed,
     TimedOut,
+    Timeouts,
     TooLate,
     Upstream,
     UpstreamError,
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 _REQUEST_ID = REQUEST_ID_HEADER + b": "
 
 
-@dataclass(slots=True)
 class Dispatch(UpstreamRequest):
     """One request to one target.
 
@@ -43,12 +43,19 @@ class Dispatch(UpstreamRequest):
     keeps KV, or waits, until the engine took it up. ``sent`` and ``status`` tell how far it came.
     """
 
-    _: KW_ONLY
-    target: Target
-    request_id: str
     on_accepted: Callable[[], None] | None = None
-    sent: bool = False
-    status: int = 0
+    sent = False
+    status = 0
+
+    def __init__(self, call: Call, target: Target, request_id: str, body: bytes, timeouts: Timeouts) -> None:
+        self.origin = target.worker.origin
+        self.method = "POST"
+        self.path = call.path
+        self.lines = (call.lines, _REQUEST_ID, request_id.encode(), b"\r\n")
+        self.body = body
+        self.timeouts = timeouts
+        self.target = target
+        self.request_id = request_id
 
     def abandon(self) -> None:
         """Nobody waits for the engine any more: when it is cancelled, its connection closes at once."""
@@ -74,8 +81,8 @@ class Dispatcher:
         self._suspect = suspect
         self.patience = max(settings.first_byte_timeout_seconds, settings.silence_timeout_seconds)
         """Seconds to wait for an engine that waits for another: that is to answer only when it has done its part."""
-        self._first_byte_seconds = settings.first_byte_timeout_seconds
-        self._silence_seconds = settings.silence_timeout_seconds
+        self._timeouts = Timeouts(settings.first_byte_timeout_seconds, settings.silence_timeout_seconds)
+        self.for_one_that_waits = Timeouts(settings.first_byte_timeout_seconds, self.patience)
         self._handoff_seconds = settings.handoff_timeout_seconds
         self._settle_seconds = settings.handoff_settle_seconds
         self._forwards_authorization = settings.forward_authorization
@@ -141,27 +148,21 @@ class Dispatcher:
     def hand_over(self, call: Call, target: Target, request_id: str, body: bytes) -> Dispatch:
         """To be made while a Prefiller keeps the KV, which it does from now on."""
         dispatch = self.dispatch(call, target, request_id, body)
-        dispatch.dispatch_by = asyncio.get_running_loop().time() + self._handoff_seconds
+        dispatch.dispatch_by = self._loop.time() + self._handoff_seconds
         dispatch.settle_seconds = self._settle_seconds
         return dispatch
+
+    @functools.cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
 
     def dispatch(self, call: Call, target: Target, request_id: str, body: bytes) -> Dispatch:
         if not call.lines:
             call.lines = self._common_lines(call)
-        lines = b"".join((call.lines, _REQUEST_ID, request_id.encode(), b"\r\n"))
+        dispatch = Dispatch(call, target, request_id, body, self._timeouts)
         if len(target.worker.targets) > 1:
-            lines += lines_of([(RANK_HEADER, b"%d" % target.rank)])
-        return Dispatch(
-            target.worker.origin,
-            "POST",
-            call.path,
-            lines,
-            body,
-            self._first_byte_seconds,
-            self._silence_seconds,
-            target=target,
-            request_id=request_id,
-        )
+            dispatch.lines += (lines_of([(RANK_HEADER, b"%d" % target.rank)]),)
+        return dispatch
 
     def _common_lines(self, call: Call) -> bytes:
         """The headers that every attempt of a call carries."""

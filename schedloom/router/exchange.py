@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message
 
 from schedloom.router.failures import error_body
 from schedloom.router.line import LINE
-from schedloom.router.upstream import Header
+from schedloom.router.upstream import Header, lines_of
 
 if TYPE_CHECKING:
     from schedloom.router.protocol import ClientConnection
@@ -51,7 +51,9 @@ class ClientExchange:
         "_told",
         "_waiter",
         "started",
+        "task",
     )
+    task: asyncio.Task[None]
 
     def __init__(
         self, connection: ClientConnection, method: str, target: bytes, headers: list[Header], keep: bool
@@ -97,7 +99,7 @@ class ClientExchange:
             self._connection.transport.close()
         else:
             body = error_body(500, "The router failed.", "internal_error")
-            self.start(500, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
+            self.start(500, b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), framed=True)
             self.end(body)
 
     # ASGI
@@ -119,7 +121,9 @@ class ClientExchange:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.start(message["status"], message.get("headers", ()))
+            headers = message.get("headers", ())
+            framed = any(name == b"content-length" for name, _ in headers)
+            self.start(message["status"], lines_of(headers), framed)
         else:
             write = self.write if message.get("more_body", False) else self.end
             if not write(message.get("body", b"")):
@@ -142,22 +146,17 @@ class ClientExchange:
         self._told = True
         return parts.pop()
 
-    def start(self, status: int, headers: Iterable[Header]) -> None:
+    def start(self, status: int, lines: bytes, framed: bool) -> None:
         self.started = True
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status]
-        framed = status in _BODILESS
-        self._silent = self._silent or framed
-        for name, value in headers:
-            lines += (name, b": ", value, b"\r\n")
-            if name == b"content-length":
-                framed = True
-        if not framed and self._keep:
-            self._chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+        if status in _BODILESS:
+            framed = self._silent = True
+        end = b"\r\n"
         if not self._keep:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        self._head = b"".join(lines)
+            end = b"connection: close\r\n\r\n"
+        elif not framed:
+            self._chunked = True
+            end = b"transfer-encoding: chunked\r\n\r\n"
+        self._head = (_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status) + lines + end
 
     def write(self, data: bytes) -> bool:
         connection = self._connection

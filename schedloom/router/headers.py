@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from urllib.parse import quote
 
 from schedloom.router.failures import Failure
-from schedloom.router.upstream import Header
+from schedloom.router.upstream import Header, lines_of
 
 SESSION_HEADER = b"x-session-id"
 RANK_HEADER = b"x-data-parallel-rank"
@@ -71,3 +72,19 @@ def session_value(session: str) -> bytes:
 def answered(headers: Sequence[Header]) -> list[Header]:
     """The headers of an engine's answer that a client may see."""
     return [header for header in headers if header[0] in _ANSWERED]
+
+
+def answered_lines(headers: Sequence[Header]) -> bytes:
+    """The same, as they are sent."""
+    lines = b""
+    for name, value in headers:
+        if name in _ANSWERED:
+            lines += b"%b: %b\r\n" % (name, value)
+    return lines
+
+
+@functools.lru_cache(maxsize=1024)
+def lines_about(decision: str, decoder: str) -> bytes:
+    """How an answer came about, up to the request's id, which follows."""
+    about = [(DECISION_HEADER, decision.encode()), (DECODER_HEADER, decoder.encode())]
+    return lines_of(about) + REQUEST_ID_HEADER + b": "

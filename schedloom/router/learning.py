@@ -43,7 +43,7 @@ class Lessons:
     def tell(self, call: Call, report: AttemptReport) -> None:
         for hook in self._pupils:
             try:
-                hook.call(call.route, report, self._view)
+                hook.call(call, report, self._view)
             except Exception:
                 self._excuses.note(hook.policy, "learn from an attempt")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from schedloom.router.upstream import Header
+from schedloom.router.upstream import headers_in
 
 LINE = "schedloom.line"
 """Where a server puts a ``Line`` of its own in a scope: then nothing is awaited for what can be written at once."""
@@ -19,13 +19,20 @@ class ClientGone(Exception):
 
 
 class Line(Protocol):
-    """One answer to one client. What is written after its end, or to a client that has left, is dropped."""
+    """One answer to one client. What is written after its end, or to a client that has left, is dropped.
+
+    ``task`` is where it is made.
+    """
+
+    task: asyncio.Task[Any]
 
     def arrived(self, limit: int) -> bytes | None:
         """The whole body, where it is there and has at most ``limit`` bytes; otherwise it is to be received."""
         ...
 
-    def start(self, status: int, headers: Iterable[Header]) -> None: ...
+    def start(self, status: int, lines: bytes, framed: bool) -> None:
+        """With headers as they are sent; ``framed`` tells whether they say how long the answer is."""
+        ...
 
     def write(self, data: bytes) -> bool:
         """Returns whether more is taken at once; otherwise ``drained`` is to be awaited first."""
@@ -46,6 +53,9 @@ class AsgiLine:
     """A ``Line`` over what any ASGI server offers."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "an ASGI application is called in a task"
+        self.task = task
         self._receive = receive
         self._send = send
         self._messages: list[Message] = []
@@ -54,8 +64,8 @@ class AsgiLine:
     def arrived(self, limit: int) -> bytes | None:
         return None
 
-    def start(self, status: int, headers: Iterable[Header]) -> None:
-        self._messages.append({"type": "http.response.start", "status": status, "headers": list(headers)})
+    def start(self, status: int, lines: bytes, framed: bool) -> None:
+        self._messages.append({"type": "http.response.start", "status": status, "headers": headers_in(lines)})
 
     def write(self, data: bytes) -> bool:
         self._messages.append({"type": "http.response.body", "body": data, "more_body": True})

@@ -16,6 +16,7 @@ from schedloom.router.settings import RouterSettings
 from schedloom.router.upstream import (
     ConnectFailed,
     Header,
+    Timeouts,
     Upstream,
     UpstreamError,
     UpstreamRequest,
@@ -162,9 +163,8 @@ class Membership:
             worker.origin,
             "GET",
             path,
-            lines_of(self._authorization()),
-            first_byte_timeout=timeout,
-            silence_timeout=timeout,
+            (lines_of(self._authorization()),),
+            timeouts=Timeouts(timeout, timeout),
         )
         response = await self._upstream.send(request)
         try:

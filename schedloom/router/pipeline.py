@@ -60,7 +60,7 @@ class Pipeline:
 
     async def _serve(self, call: Call, reply: Reply) -> Outcome:
         if self._tokens is not None:
-            call.token_ids = await self._tokens.of(call)
+            call.token_ids = await self._tokens.of(call) or call.token_ids
         owner = await self._sessions.owner(call.key) if self._planners and call.key is not None else None
         outcome = await self._attempt(call, reply, owner)
         return await self._continuation.complete(call, reply) if outcome is Outcome.HANDED_BACK else outcome
@@ -120,7 +120,7 @@ class Pipeline:
 
     def _planned(self, planner: Hook, call: Call, owner: SessionOwner | None) -> Sequence[Attempt]:
         try:
-            return tuple(map(_checked, planner.call(call.route, owner, self._fleet) or ()))
+            return tuple(map(_checked, planner.call(call, owner, self._fleet) or ()))
         except Exception:
             self._excuses.note(planner.policy, "plan a route")
             return ()

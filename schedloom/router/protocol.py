@@ -52,7 +52,7 @@ class Clients:
         self.heads = Deadlines(limits.header_seconds)
         self.bodies = Deadlines(limits.body_seconds)
         self.connections: set[ClientConnection] = set()
-        self.under_way: dict[ClientExchange, asyncio.Task[None]] = {}
+        self.under_way: set[ClientExchange] = set()
         self.leaving = False
 
     def leave(self) -> None:
@@ -201,7 +201,7 @@ class ClientConnection(asyncio.Protocol):
 
     def finished(self, exchange: ClientExchange) -> None:
         """The application is done with it."""
-        del self._clients.under_way[exchange]
+        self._clients.under_way.discard(exchange)
 
     def leave(self) -> None:
         if self._answering is None:
@@ -220,7 +220,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _answer(self, exchange: ClientExchange) -> None:
         self._answering = exchange
-        self._clients.under_way[exchange] = self._loop.create_task(exchange.run(self._clients.app))
+        exchange.task = self._loop.create_task(exchange.run(self._clients.app))
+        self._clients.under_way.add(exchange)
 
     # Limits
 

@@ -11,7 +11,7 @@ import orjson
 
 from schedloom.core.continuation import HandBack
 from schedloom.router.failures import Failure
-from schedloom.router.headers import answered
+from schedloom.router.headers import answered, answered_lines
 from schedloom.router.opening import Beginning, StreamOpening, rejection_in
 from schedloom.router.reply import Reply
 from schedloom.router.sse import (
@@ -74,7 +74,7 @@ async def _relay_whole(response: UpstreamResponse, reply: Reply, local: bool, ma
         body = reply.turn.whole(body)
     if (recording := reply.succeed()) is not None:
         await recording
-    if not reply.whole(200, answered(response.headers), _without_transfer_parameters(body)):
+    if not reply.whole(200, answered_lines(response.headers), _without_transfer_parameters(body)):
         await reply.drained()
     return Outcome.SERVED
 
@@ -170,7 +170,7 @@ class _Stream:
         return not events or self._reply.write(events)
 
     def _start(self) -> None:
-        self._reply.start_stream(answered(self._response.headers))
+        self._reply.start_stream(answered_lines(self._response.headers))
 
     async def _open(self) -> bytes | None:
         """The events held back until an answer began; ``None`` for an end without any output."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from schedloom.core.routing import SessionOwner
 from schedloom.router.dialect import COMPLETIONS, Dialect
 from schedloom.router.failures import Failure, error_body
-from schedloom.router.headers import DECISION_HEADER, DECODER_HEADER, REQUEST_ID_HEADER
+from schedloom.router.headers import lines_about
 from schedloom.router.line import Line
 from schedloom.router.story import Story
 from schedloom.router.transfer.turn import Turn
-from schedloom.router.upstream import Header
+from schedloom.router.upstream import lines_of
 
-JSON = (b"content-type", b"application/json")
+JSON = b"content-type: application/json\r\n"
 
 
 class Reply:
@@ -54,31 +54,30 @@ class Reply:
         self.on_success: Callable[[Reply], Awaitable[None] | None] | None = None
         self.write = line.write
         self._line = line
-        self._about: list[Header] = []
+        self._about = b""
 
     def about(self, decision: str, request_id: str, owner: SessionOwner) -> None:
         """Which attempt the answer will be of; a later attempt replaces an earlier one."""
         self.decision = decision
         self.owner = owner
-        self._about = [
-            (DECISION_HEADER, decision.encode()),
-            (DECODER_HEADER, owner.worker.encode()),
-            (REQUEST_ID_HEADER, request_id.encode()),
-        ]
+        self._about = b"%b%b\r\n" % (lines_about(decision, owner.worker), request_id.encode())
 
-    def whole(self, status: int, headers: Iterable[Header], body: bytes) -> bool:
-        """Returns whether all of it was taken at once; otherwise ``drained`` is to be awaited."""
-        self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
+    def whole(self, status: int, lines: bytes, body: bytes) -> bool:
+        """Returns whether all of it was taken at once; otherwise ``drained`` is to be awaited.
+
+        ``lines`` are headers as they are sent.
+        """
+        self._start(status, b"%bcontent-length: %d\r\n" % (lines, len(body)), framed=True)
         self.ended = True
         return self._line.end(body)
 
-    async def page(self, status: int, headers: Iterable[Header], body: bytes) -> None:
+    async def page(self, status: int, lines: bytes, body: bytes) -> None:
         """The whole answer, until it was taken."""
-        if not self.whole(status, headers, body):
+        if not self.whole(status, lines, body):
             await self._line.drained()
 
-    def start_stream(self, headers: Iterable[Header]) -> None:
-        self._start(200, headers)
+    def start_stream(self, lines: bytes) -> None:
+        self._start(200, lines, framed=False)
 
     async def drained(self) -> None:
         await self._line.drained()
@@ -95,10 +94,10 @@ class Reply:
 
     async def fail(self, failure: Failure) -> None:
         """Answer with an error instead of output."""
-        headers = list(failure.headers)
-        if not any(name == b"content-type" for name, _ in headers):
-            headers.append(JSON)
-        await self.page(failure.status, headers, failure.body)
+        lines = lines_of(failure.headers)
+        if not any(name == b"content-type" for name, _ in failure.headers):
+            lines += JSON
+        await self.page(failure.status, lines, failure.body)
 
     async def stop(self, failure: Failure) -> None:
         """The router itself gives up: an error in place of an answer, or in the midst of one."""
@@ -111,8 +110,8 @@ class Reply:
         """End a stream with an error event: what was delivered is not a complete answer."""
         await self.end(self.dialect.error(error_body(502, message, code)))
 
-    def _start(self, status: int, headers: Iterable[Header]) -> None:
+    def _start(self, status: int, lines: bytes, framed: bool) -> None:
         self.started = True
         if self.on_start is not None:
             self.on_start(self.decision)
-        self._line.start(status, [*headers, *self._about])
+        self._line.start(status, lines + self._about, framed)

@@ -94,7 +94,7 @@ class Selection:
 
     def _left(self, hook: Hook, call: Call, leg: Leg, targets: list[Target]) -> list[Target]:
         try:
-            kept = hook.call(call.route, leg, tuple(targets), self._view)
+            kept = hook.call(call, leg, tuple(targets), self._view)
             return targets if kept is None else [target for target in targets if target in kept]
         except Exception:
             self._excuses.note(hook.policy, "filter workers")
@@ -104,7 +104,7 @@ class Selection:
         sums, candidates = [0.0] * len(targets), tuple(targets)
         for hook, weight in self._scorers:
             try:
-                scores = hook.call(call.route, leg, candidates, self._view)
+                scores = hook.call(call, leg, candidates, self._view)
                 if scores is not None:
                     sums = [total + weight * _checked(score) for total, score in zip(sums, scores, strict=True)]
             except Exception:

@@ -30,8 +30,8 @@ class Server:
         self._server.close()
         self._clients.leave()
         await self._until_empty(grace_seconds)
-        for request in tuple(self._clients.under_way.values()):
-            request.cancel()
+        for exchange in tuple(self._clients.under_way):
+            exchange.task.cancel()
         await self._until_empty(_LAST_WORDS_SECONDS)
         for connection in tuple(self._clients.connections):
             connection.transport.abort()

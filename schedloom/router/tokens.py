@@ -11,7 +11,7 @@ from schedloom.router.fleet import Fleet
 from schedloom.router.metrics import Metrics
 from schedloom.router.settings import RouterSettings
 from schedloom.router.sse import parsed
-from schedloom.router.upstream import Header, Upstream, UpstreamError, UpstreamRequest, lines_of
+from schedloom.router.upstream import Header, Timeouts, Upstream, UpstreamError, UpstreamRequest, lines_of
 
 _KEYS = (
     "model",
@@ -56,10 +56,9 @@ class Tokens:
             origin,
             "POST",
             "/tokenize",
-            lines_of(self._headers(call)),
+            (lines_of(self._headers(call)),),
             orjson.dumps(fields),
-            patience,
-            silence_timeout=patience,
+            Timeouts(patience, patience),
         )
         response = await self._upstream.send(request)
         try:

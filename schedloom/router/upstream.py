@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 Header = tuple[bytes, bytes]
@@ -29,13 +28,24 @@ class TooLate(UpstreamError):
     """The request could not be dispatched before its ``dispatch_by``; it was not sent."""
 
 
-@dataclass(slots=True)
+class Timeouts:
+    """Seconds for which an engine may be silent: before its answer begins, and within it."""
+
+    def __init__(self, first_byte: float = 600.0, silence: float = 300.0) -> None:
+        self.first_byte = first_byte
+        self.silence = silence
+        self.shorter = min(first_byte, silence)
+
+
+_PATIENT = Timeouts()
+
+
 class UpstreamRequest:
     """One request to one engine.
 
     ``origin`` is ``http://host:port`` with an optional path prefix. ``lines`` are the headers as they are sent, each
-    with the end of its line. ``dispatch_by`` is an instant of the event loop's clock after which the request must not
-    be sent any more. Timeouts are in seconds.
+    with the end of its line, in any number of pieces. ``dispatch_by`` is an instant of the event loop's clock after
+    which the request must not be sent any more.
 
     A cancelled request with ``settle_seconds`` is dispatched nevertheless, and its connection is closed only
     when its answer's body begins or that long after the dispatch: the engine has surely taken it up by then.
@@ -44,22 +54,30 @@ class UpstreamRequest:
     noticed that its request was cancelled.
     """
 
-    origin: str
-    method: str
-    path: str
-    lines: bytes = b""
-    body: bytes = b""
-    first_byte_timeout: float = 600.0
-    silence_timeout: float = 300.0
     dispatch_by: float | None = None
-    settle_seconds: float = 0.0
+    settle_seconds = 0.0
     on_late_answer: Callable[[int, bytes], None] | None = None
+
+    def __init__(
+        self,
+        origin: str,
+        method: str,
+        path: str,
+        lines: tuple[bytes, ...] = (),
+        body: bytes = b"",
+        timeouts: Timeouts = _PATIENT,
+    ) -> None:
+        self.origin = origin
+        self.method = method
+        self.path = path
+        self.lines = lines
+        self.body = body
+        self.timeouts = timeouts
 
     @property
     def headers(self) -> list[Header]:
         """What ``lines`` say, for who does not send them."""
-        pairs = (line.partition(b": ") for line in self.lines.splitlines())
-        return [(name, value) for name, _, value in pairs]
+        return headers_in(b"".join(self.lines))
 
 
 class UpstreamResponse(Protocol):
@@ -120,6 +138,12 @@ def header(headers: Sequence[Header], name: bytes) -> bytes | None:
         if key == name:
             return value
     return None
+
+
+def headers_in(lines: bytes) -> list[Header]:
+    """What ``lines_of`` wrote."""
+    pairs = (line.partition(b": ") for line in lines.splitlines())
+    return [(name, value) for name, _, value in pairs]
 
 
 def lines_of(headers: Iterable[Header]) -> bytes:

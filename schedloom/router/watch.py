@@ -13,7 +13,7 @@ from schedloom.router.line import ClientGone, Line
 class Watch:
     """Cancels what is inside when the client leaves (ClientGone) or when its time is over (Failure, 504)."""
 
-    __slots__ = ("_cause", "_deadlines", "_line", "_task")
+    __slots__ = ("_cause", "_deadlines", "_line")
 
     def __init__(self, line: Line, deadlines: Deadlines) -> None:
         self._line = line
@@ -21,7 +21,6 @@ class Watch:
         self._cause: type[ClientGone] | Failure | None = None
 
     def __enter__(self) -> None:
-        self._task = asyncio.current_task()
         if not self._line.watched_by(self._gone):
             raise ClientGone
         self._deadlines.add(self._too_late)
@@ -41,6 +40,6 @@ class Watch:
         self._end(Failure.own(504, "The request took too long.", "request_timeout"))
 
     def _end(self, cause: type[ClientGone] | Failure) -> None:
-        if self._cause is None and self._task is not None:
+        if self._cause is None:
             self._cause = cause
-            self._task.cancel()
+            self._line.task.cancel()

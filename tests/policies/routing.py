@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
-from schedloom.core.routing import AttemptReport, Candidate, Ending, Held, Leg, RouteRequest
+from schedloom.core.routing import AttemptReport, Candidate, Ending, Held, Leg, Question, RouteRequest
 from schedloom.core.wire import EngineContract, Role
 
 CONTRACT = EngineContract(role=Role.BOTH, models=["m"], block_size=16, epoch="first")
@@ -45,7 +46,11 @@ class FakeView:
 def request(prompt: bytes = b"", salt: str | None = None, size: int | None = None, **hints: str) -> RouteRequest:
     named = {name.replace("_", "-"): value for name, value in hints.items()}
     length = len(prompt) if size is None else size
-    return RouteRequest("r", "m", None, length, True, named, salt, read_prompt=lambda: prompt)
+    return asked(body_bytes=length, hints=named, cache_salt=salt, prompt=prompt)
+
+
+def asked(**fields: Any) -> RouteRequest:
+    return Question(**fields)
 
 
 def answered(candidate: FakeCandidate, leg: Leg = Leg.PREFILL, seconds: float = 1.0, size: int = 0) -> AttemptReport:

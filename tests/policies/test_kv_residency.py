@@ -7,11 +7,11 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import Held, Leg, RouteRequest
 from schedloom.policies.kv_residency import KvResidency
 from schedloom.policies.kv_residency.policy import KvResidencySettings
-from tests.policies.routing import FakeCandidate, FakeResidency, FakeView, request
+from tests.policies.routing import FakeCandidate, FakeResidency, FakeView, asked, request
 
 A, B = FakeCandidate("a"), FakeCandidate("b")
-TURN = request()._replace(session="s")
-PROMPT = request()._replace(token_ids=list(range(3000)))
+TURN = asked(session="s")
+PROMPT = asked(token_ids=list(range(3000)))
 
 
 def kept(held: Held | None, of: RouteRequest) -> bool:

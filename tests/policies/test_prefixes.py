@@ -11,7 +11,7 @@ from schedloom.policies.prefill_cost import PrefillCost
 from schedloom.policies.prefix_aware import PrefixAware
 from schedloom.policies.prefix_aware.policy import PrefixAwareSettings
 from schedloom.policies.prefix_aware.table import PrefixTable
-from tests.policies.routing import CONTRACT, FakeCandidate, answered, request
+from tests.policies.routing import CONTRACT, FakeCandidate, answered, asked, request
 
 SYSTEM = bytes(range(256)) * 16
 A, B = FakeCandidate("a"), FakeCandidate("b")
@@ -41,7 +41,7 @@ def test_tenants_and_models_share_no_prefix(salt: str | None) -> None:
     policy = PrefixAware()
     policy.attempt_finished(request(SYSTEM, salt=salt), answered(A))
     assert policy.score_workers(request(SYSTEM, salt="two"), [A, B]) == [0.0, 0.0]
-    assert policy.score_workers(request(SYSTEM, salt=salt)._replace(model="other"), [A, B]) == [0.0, 0.0]
+    assert policy.score_workers(asked(model="other", prompt=SYSTEM, cache_salt=salt), [A, B]) == [0.0, 0.0]
 
 
 def test_a_restarted_engine_and_another_rank_have_seen_nothing() -> None:

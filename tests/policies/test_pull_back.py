@@ -8,7 +8,7 @@ from schedloom.core.routing import Attempt, Route, RouteRequest, SessionOwner
 from schedloom.core.wire import EngineContract, Role
 from schedloom.policies.pull_back import PullBackRouting
 from schedloom.policies.pull_back.policy import PullBackSettings
-from tests.policies.test_session_owner import OWNER, REQUEST, Fleet, Worker
+from tests.policies.test_session_owner import OWNER, REQUEST, WHOLE, Fleet, Worker
 
 
 def fleet(both_ways: bool = True) -> Fleet:
@@ -32,7 +32,7 @@ def test_the_owner_is_the_decoder_and_the_cost_is_as_set() -> None:
         (REQUEST, OWNER, False),
         (REQUEST, replace(OWNER, worker="gone"), True),
         (REQUEST, replace(OWNER, epoch="before its restart"), True),
-        (REQUEST._replace(splittable=False), OWNER, True),
+        (WHOLE, OWNER, True),
     ],
 )
 def test_there_is_nothing_to_pull(request_: RouteRequest, owner: SessionOwner | None, both_ways: bool) -> None:

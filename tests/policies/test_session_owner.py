@@ -8,6 +8,7 @@ from schedloom.core.routing import Attempt, Route, RouteRequest, SessionOwner
 from schedloom.core.wire import EngineContract, Role
 from schedloom.policies.session_owner import SessionOwnerRouting
 from schedloom.policies.session_owner.policy import SessionOwnerSettings
+from tests.policies.routing import asked
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Fleet:
     prefillers: list[Worker] = field(default_factory=list)
 
 
-REQUEST = RouteRequest("r", "m", "session", 1000, splittable=True)
+REQUEST, WHOLE = (asked(session="session", body_bytes=1000, splittable=splittable) for splittable in (True, False))
 OWNER = SessionOwner("d1", "first", rank=3)
 
 
@@ -59,7 +60,7 @@ def test_no_attempt_without_a_living_owner(request_: RouteRequest, owner: Sessio
 
 
 def test_what_cannot_be_split_goes_to_the_owner_as_a_whole() -> None:
-    assert plan(REQUEST._replace(splittable=False), OWNER) == [Attempt(Route.DECODE, worker="d1", rank=3)]
+    assert plan(WHOLE, OWNER) == [Attempt(Route.DECODE, worker="d1", rank=3)]
 
 
 @pytest.mark.parametrize(("load", "kept"), [(5.0, True), (5.5, False)])
@@ -67,5 +68,5 @@ def test_an_owner_keeps_its_session_up_to_a_stated_imbalance(load: float, kept: 
     fleet = Fleet()
     fleet.decoders[0].load, fleet.decoders[1].load = 3.0, load
     policy = SessionOwnerRouting(SessionOwnerSettings(max_lead=2))
-    for request in (REQUEST, REQUEST._replace(splittable=False)):
+    for request in (REQUEST, WHOLE):
         assert (policy.plan_route(request, OWNER, fleet) is not None) is kept

@@ -18,6 +18,7 @@ from schedloom.router.upstream import (
     BrokenOff,
     ConnectFailed,
     TimedOut,
+    Timeouts,
     TooLate,
     UpstreamRequest,
     header,
@@ -66,7 +67,10 @@ class Server:
 
 
 def post(origin: str, **more: object) -> UpstreamRequest:
-    return UpstreamRequest(origin, "POST", "/x", b"a: b\r\n", b"body", **more)  # type: ignore[arg-type]
+    request = UpstreamRequest(origin, "POST", "/x", (b"a: b\r\n",), b"body")
+    for name, value in more.items():
+        setattr(request, name, value)
+    return request
 
 
 async def ask(upstream: HttpUpstream, origin: str, **more: object) -> bytes:
@@ -220,7 +224,7 @@ async def test_silence_before_and_within_an_answer_ends(upstream: HttpUpstream) 
         server = Server(parts)
         async with raw_server(server) as origin:
             with pytest.raises(TimedOut):
-                await ask(upstream, origin, first_byte_timeout=first_byte, silence_timeout=silence)
+                await ask(upstream, origin, timeouts=Timeouts(first_byte, silence))
             await asyncio.wait_for(server.lost.wait(), 2)
 
 
@@ -231,12 +235,12 @@ async def test_a_long_prefill_is_not_a_silent_engine(upstream: HttpUpstream) -> 
         writer.write(OK)
 
     async with raw_server(server) as origin:
-        assert await ask(upstream, origin, first_byte_timeout=5, silence_timeout=0.05) == b"ok"
+        assert await ask(upstream, origin, timeouts=Timeouts(5, 0.05)) == b"ok"
 
 
 async def test_a_slow_reader_is_not_a_silent_engine(upstream: HttpUpstream) -> None:
     async with raw_server(Server([CHUNKED[: BODY_AT + 8]])) as origin:
-        response = await upstream.send(post(origin, silence_timeout=0.1))
+        response = await upstream.send(post(origin, timeouts=Timeouts(silence=0.1)))
         await asyncio.sleep(0.3)
         assert await response.read() == b"one"
         with pytest.raises(TimedOut):
@@ -299,7 +303,7 @@ async def test_small_writes_are_not_delayed(upstream: HttpUpstream) -> None:
     async with raw_server(Server(OK)) as origin:
         await ask(upstream, origin)
         (connection,) = upstream._open
-        tcp = connection._transport.get_extra_info("socket")
+        tcp = connection.transport.get_extra_info("socket")
         assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
@@ -314,7 +318,7 @@ async def test_closing_leaves_no_connection_open() -> None:
 
 
 def settling(origin: str) -> UpstreamRequest:
-    return UpstreamRequest(origin, "POST", "/x", b"", b"body", settle_seconds=0.3)
+    return post(origin, settle_seconds=0.3)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +359,7 @@ async def test_a_settling_hand_over_closes_once_its_answer_begins(upstream: Http
         lost.set()
 
     async with raw_server(server) as origin:
-        request = UpstreamRequest(origin, "POST", "/x", b"", b"body", settle_seconds=60)
+        request = post(origin, settle_seconds=60)
         task = asyncio.create_task(upstream.send(request))
         await asyncio.sleep(0.05)
         task.cancel()
@@ -369,9 +373,7 @@ async def test_a_hand_over_is_made_even_when_cancelled_before_it_is_connected(up
     server = Server(OK)
     async with raw_server(server) as origin:
         for settle, asked in ((0.0, 0), (0.3, 1)):
-            task = asyncio.create_task(
-                upstream.send(UpstreamRequest(origin, "POST", "/x", b"", b"body", settle_seconds=settle))
-            )
+            task = asyncio.create_task(upstream.send(post(origin, settle_seconds=settle)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             task.cancel()
@@ -395,9 +397,7 @@ async def test_an_answer_given_before_the_engine_noticed_is_still_heard(
         writer.write(OK)
 
     async with raw_server(server) as origin:
-        listening = UpstreamRequest(
-            origin, "POST", "/x", b"", b"body", on_late_answer=lambda status, body: heard.append((status, body))
-        )
+        listening = post(origin, on_late_answer=lambda status, body: heard.append((status, body)))
         task = asyncio.create_task(upstream.send(listening))
         await asked.wait()
         task.cancel()
@@ -409,7 +409,7 @@ async def test_an_engine_that_had_not_finished_is_cancelled_at_once(upstream: Ht
     heard: list[object] = []
     server = Server([])
     async with raw_server(server) as origin:
-        listening = UpstreamRequest(origin, "POST", "/x", b"", b"body", on_late_answer=lambda *said: heard.append(said))
+        listening = post(origin, on_late_answer=lambda *said: heard.append(said))
         task = asyncio.create_task(upstream.send(listening))
         while not server.asked:
             await asyncio.sleep(0.005)
@@ -422,9 +422,7 @@ async def test_an_answer_that_was_read_is_not_late(upstream: HttpUpstream) -> No
     heard: list[object] = []
     async with raw_server(Server(CHUNKED, OK)) as origin:
         for _ in range(2):
-            request = UpstreamRequest(
-                origin, "POST", "/x", b"", b"body", on_late_answer=lambda *said: heard.append(said)
-            )
+            request = post(origin, on_late_answer=lambda *said: heard.append(said))
             response = await upstream.send(request)
             await response.read_all()
             response.close()
@@ -483,7 +481,7 @@ async def test_a_prefill_over_tls_is_cancelled_too(
     monkeypatch.setattr("schedloom.router.client._tls_context", lambda: ours)
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=theirs)
     origin = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    request = UpstreamRequest(origin, "POST", "/x", b"", b"body", on_late_answer=lambda *said: None)
+    request = post(origin, on_late_answer=lambda *said: None)
     sending = asyncio.ensure_future(upstream.send(request))
     await asked.wait()
     sending.cancel()

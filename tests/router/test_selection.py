@@ -238,7 +238,7 @@ def test_prompts_with_a_common_beginning_have_common_blocks() -> None:
     turns = [[system, {"role": "user", "content": "hello"}]]
     turns.append([*turns[0], {"role": "assistant", "content": "hi"}, {"role": "user", "content": "u" * 5000}])
     one, other, apart = (
-        call(messages=messages, tools=[{"type": "function"}]).route.prefix_blocks
+        call(messages=messages, tools=[{"type": "function"}]).prefix_blocks
         for messages in (*turns, [{"role": "user", "content": "hello"}, system])
     )
     assert len(one) == 5 and other[: len(one)] == one and len(other) > len(one)

@@ -137,7 +137,7 @@ async def test_a_client_that_reads_slowly_holds_the_answer_back() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         nonlocal written
         line = line_of(scope, receive, send)
-        line.start(200, [])
+        line.start(200, b"", framed=False)
         while written < 64:
             written += 1
             if not line.write(bytes(2**20)):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from schedloom.router.client import HttpUpstream
-from schedloom.router.upstream import TimedOut, UpstreamRequest
+from schedloom.router.upstream import TimedOut, Timeouts, UpstreamRequest
 from tests.router.sockets import raw_server
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +22,7 @@ async def test_silence_is_noticed_however_late_the_answer_began() -> None:
 
     upstream = HttpUpstream()
     async with raw_server(server) as origin:
-        request = UpstreamRequest(origin, "POST", "/", b"", b"body", first_byte_timeout=60, silence_timeout=0.1)
+        request = UpstreamRequest(origin, "POST", "/", (), b"body", Timeouts(60, 0.1))
         response = await upstream.send(request)
         with pytest.raises(TimedOut):
             await asyncio.wait_for(response.read(), 5)

@@ -120,14 +120,14 @@ class Exchange(UpstreamResponse):
 
     async def head(self) -> Exchange:
         while not self.status:
-            await self._wait(self.request.first_byte_timeout)
+            await self._wait(self.request.timeouts.first_byte)
         return self
 
     async def read(self) -> bytes:
         while not self._unread:
             if self._complete:
                 return b""
-            await self._wait(self.request.silence_timeout)
+            await self._wait(self.request.timeouts.silence)
         return self._unread.pop(0)
 
     async def _wait(self, seconds: float) -> None:

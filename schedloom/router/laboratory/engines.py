@@ -176,7 +176,7 @@ class SimulatedUpstream:
                 return _whole({"error": {"message": fault, "code": status}}, status)
         if engine.happens("hang"):
             self._take_over(body)
-            await asyncio.sleep(request.first_byte_timeout)
+            await asyncio.sleep(request.timeouts.first_byte)
             raise TimedOut(request.origin)
         parameters = body.get("kv_transfer_params") or {}
         if parameters.get("do_remote_decode"):

@@ -71,7 +71,7 @@ async def _received(origin: str, reader: asyncio.StreamReader) -> UpstreamReques
     fields = [line.partition(":")[::2] for line in head[1:] if line]
     headers = [(name.lower().encode(), value.strip().encode()) for name, value in fields]
     length = int(dict(headers).get(b"content-length", b"0"))
-    return UpstreamRequest(origin, method, path, lines_of(headers), await reader.readexactly(length))
+    return UpstreamRequest(origin, method, path, (lines_of(headers),), await reader.readexactly(length))
 
 
 async def _say(response: SimulatedResponse, writer: asyncio.StreamWriter) -> None:

@@ -32,7 +32,7 @@ class LayerwiseTransfer:
         with self._callbacks.expected(passage.request_id) as expected:
             body = call.body.for_decoder(_ask_at(expected.address), call.marks_for(target.worker))
             dispatch = self._dispatcher.dispatch(call, target, passage.request_id, body)
-            dispatch.silence_timeout = self._dispatcher.patience
+            dispatch.timeouts = self._dispatcher.for_one_that_waits
             generate = self._dispatcher.generate(call, passage.reply, dispatch, passage.decision)
             decode = self._background.keep(generate)
             prefill = self._background.keep(self._prefill(passage, expected.parameters))

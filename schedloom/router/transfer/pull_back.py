@@ -91,7 +91,7 @@ class PullBack:
             return None
         if not _is_text(call):
             return None
-        tokens = call.body.token_ids or call.token_ids or await self._tokens.of(call)
+        tokens = call.token_ids or await self._tokens.of(call)
         if tokens is None or not kept.begins(tokens) or self._kept.get(call.key) is not kept:
             return None
         del self._kept[call.key]

@@ -50,7 +50,7 @@ class PushTransfer:
         call, target = passage.call, passage.choose_decoder()
         body = call.body.for_decoder(where_to_register(source, passage.request_id), call.marks_for(target.worker))
         dispatch = self._dispatcher.hand_over(call, target, passage.request_id, body)
-        dispatch.silence_timeout = self._dispatcher.patience
+        dispatch.timeouts = self._dispatcher.for_one_that_waits
         dispatch.settle_seconds = self._dispatcher.patience
         return dispatch
 
@@ -95,7 +95,7 @@ class PushTransfer:
         release = functools.partial(self._release, passage, where_to_register(source, passage.request_id))
         call = passage.call.prefill
         dispatch = self._dispatcher.dispatch(call, source, passage.request_id, call.body.for_prefiller(stream=True))
-        dispatch.silence_timeout = self._dispatcher.patience
+        dispatch.timeouts = self._dispatcher.for_one_that_waits
         dispatch.on_accepted, dispatch.on_late_answer = on_accepted, release
         await self._dispatcher.prefill(call, dispatch)
 
