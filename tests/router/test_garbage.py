@@ -1,0 +1,53 @@
+"""Requests leave nothing for the garbage collector: what waits for it fills caches with what is not used again."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import orjson
+import pytest
+
+from schedloom.router.body import GenerationBody
+from schedloom.router.call import Call
+from schedloom.router.dispatch import Dispatch
+from schedloom.router.exchange import ClientExchange
+from schedloom.router.fleet import Service
+from schedloom.router.reply import Reply
+from schedloom.router.upstream import lines_of
+from schedloom.router.watch import Watch
+from tests.router.conftest import Make
+from tests.router.fakes import decoder, prefiller
+from tests.router.test_server import connected
+
+pytestmark = pytest.mark.anyio
+
+OF_A_REQUEST = (Call, ClientExchange, Dispatch, GenerationBody, Reply, Service, Watch)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("policies", [[], ["session_owner", "prefix_aware", "power_of_two", "ttft_slo"]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_request_made_goes_with_it(
+    bench: Make, stream: bool, policies: list[str], no_collector: None
+) -> None:
+    router = await bench(prefiller(), decoder(), policies=[{"name": name} for name in policies])
+    for turn in range(6):
+        async with connected(router.app) as (reader, writer):
+            writer.write(_asked(f"s{turn // 2}", stream))
+            assert b"200 OK" in await reader.read()
+    left = [one for one in gc.get_objects() if isinstance(one, OF_A_REQUEST)]
+    assert not left, [type(one).__name__ for one in left]
+
+
+def _asked(session: str, stream: bool) -> bytes:
+    body = orjson.dumps({"model": "fake-model", "messages": [], "stream": stream})
+    lines = [(b"connection", b"close"), (b"x-session-id", session.encode()), (b"content-length", b"%d" % len(body))]
+    return b"POST /v1/chat/completions HTTP/1.1\r\n%b\r\n%b" % (lines_of(lines), body)
