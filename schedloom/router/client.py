@@ -11,6 +11,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from schedloom.router.connection import Connection, Exchange
+from schedloom.router.outbox import Outbox
 from schedloom.router.upstream import BrokenOff, ConnectFailed, TooLate, UpstreamError, UpstreamRequest
 
 _IDLE_SECONDS = 4.0
@@ -49,6 +50,7 @@ class HttpUpstream:
         self._idle: dict[str, dict[Connection, None]] = defaultdict(dict)
         self._open: set[Connection] = set()
         self._opening: set[asyncio.Task[Connection]] = set()
+        self._outbox = Outbox()
 
     async def send(self, request: UpstreamRequest) -> Exchange:
         kept = self._take_idle(request)
@@ -126,7 +128,7 @@ class HttpUpstream:
         address = _parse(origin)
         try:
             _, connection = await loop.create_connection(
-                lambda: Connection(loop, idle, self._open),
+                lambda: Connection(loop, idle, self._open, self._outbox),
                 address.host,
                 address.port,
                 ssl=_tls_context() if address.tls else None,

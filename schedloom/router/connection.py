@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import Callable
 
 import httptools
 
+from schedloom.router.outbox import Outbox
 from schedloom.router.upstream import BrokenOff, Header, TimedOut, UpstreamError, UpstreamRequest, UpstreamResponse
 
 _READ_AHEAD = 256 * 1024
@@ -192,11 +194,14 @@ class Exchange(UpstreamResponse):
 class Connection(asyncio.Protocol):
     """A connection to one engine, in ``open`` while it lasts, and in ``idle`` while it is ready for a request."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, idle: dict[Connection, None], open_: set[Connection]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, idle: dict[Connection, None], open_: set[Connection], outbox: Outbox
+    ) -> None:
         self.loop = loop
         self.idle_since = 0.0
         self._idle = idle
         self._open = open_
+        self._outbox = outbox
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # until it is made
         self._headers: dict[bytes, bytes] = {}
         self.on_header = self._headers.setdefault
@@ -215,9 +220,9 @@ class Connection(asyncio.Protocol):
         if self._timer is None or due < self._look_at:
             self._look_by(due)
         if request.body:
-            self.transport.writelines((head, request.body))
+            self._write(head, request.body)
         else:
-            self.transport.write(head)
+            self._write(head)
         return exchange
 
     def rest(self) -> None:
@@ -240,6 +245,7 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if self.transport.can_write_eof():
+            self._outbox.empty()
             self.transport.write_eof()
             self.resume()
         else:
@@ -252,6 +258,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
+        self._write = functools.partial(self._outbox.put, transport)
         self._open.add(self)
         tcp = transport.get_extra_info("socket")
         if tcp is not None and tcp.family in (socket.AF_INET, socket.AF_INET6):

@@ -96,7 +96,7 @@ class ClientExchange:
 
     def _conclude(self) -> None:
         if self.started:
-            self._connection.transport.close()
+            self._connection.close()
         else:
             body = error_body(500, "The router failed.", "internal_error")
             self.start(500, b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), framed=True)
@@ -110,7 +110,7 @@ class ClientExchange:
             return _DISCONNECT
         if not self._parts and not self._complete and not self._gone:
             if any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._headers):
-                self._connection.transport.write(_CONTINUE)
+                self._connection.write(_CONTINUE)
             await self._until(lambda: self._parts or self._complete or self._gone)
         if self._gone and not self._complete:
             return _DISCONNECT
@@ -166,7 +166,7 @@ class ClientExchange:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if self._head:
             data, self._head = (self._head if self._silent else self._head + data), b""
-        connection.transport.write(data)
+        connection.write(data)
         return connection.writable
 
     def end(self, data: bytes = b"") -> bool:
@@ -177,7 +177,7 @@ class ClientExchange:
         self._ended = True
         data = self._head if self._silent else self._head + data
         if data:
-            self._connection.transport.write(data)
+            self._connection.write(data)
         if self._waiter is not None:
             self._wake()
         self._connection.answered(self._keep)

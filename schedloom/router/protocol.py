@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from schedloom.router.deadlines import Deadlines
 from schedloom.router.dialect import DIALECTS
 from schedloom.router.exchange import ClientExchange
 from schedloom.router.failures import busy, error_body
+from schedloom.router.outbox import Outbox
 from schedloom.router.upstream import Header
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
@@ -53,6 +55,7 @@ class Clients:
         self.bodies = Deadlines(limits.body_seconds)
         self.connections: set[ClientConnection] = set()
         self.under_way: set[ClientExchange] = set()
+        self.outbox = Outbox()
         self.leaving = False
 
     def leave(self) -> None:
@@ -93,6 +96,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
+        self.write = functools.partial(self._clients.outbox.put, transport)
         self._loop = asyncio.get_running_loop()  # before Python 3.12 each such call asks for the process id
         self._clients.connections.add(self)
         self._allow(self._clients.heads, self._head_is_late)
@@ -186,6 +190,11 @@ class ClientConnection(asyncio.Protocol):
 
     # Called by exchanges.
 
+    def close(self) -> None:
+        """After what is written."""
+        self._clients.outbox.empty()
+        self.transport.close()
+
     async def drained(self) -> None:
         while not self.writable:
             self._drained = asyncio.get_running_loop().create_future()
@@ -195,7 +204,7 @@ class ClientConnection(asyncio.Protocol):
         """An answer is written to its end."""
         self._answering = None
         if not keep or self._is_last or self._clients.leaving:
-            self.transport.close()
+            self.close()
         elif self._arriving is None or self._asked:
             self._go_on()
 
@@ -205,7 +214,7 @@ class ClientConnection(asyncio.Protocol):
 
     def leave(self) -> None:
         if self._answering is None:
-            self.transport.close()
+            self.close()
 
     def _go_on(self) -> None:
         if self.transport.is_closing():
@@ -237,7 +246,7 @@ class ClientConnection(asyncio.Protocol):
             return
         due = self._resting_since + self._clients.limits.idle_seconds
         if due <= self._loop.time():
-            self.transport.close()
+            self.close()
         else:
             self._end_of_rest = self._loop.call_at(due, self._look)
 
@@ -273,7 +282,7 @@ class ClientConnection(asyncio.Protocol):
     def _refuse_shortly(self) -> None:
         self._is_refusing = False
         self._clients.limits.on_refused()
-        self.transport.write(_REFUSAL)
+        self.write(_REFUSAL)
         self.answered(self._parser.should_keep_alive())
 
     def _refuse_head(self) -> None:
@@ -284,8 +293,8 @@ class ClientConnection(asyncio.Protocol):
         if not self.transport.is_closing():
             if self._answering is None or not self._answering.started:
                 body = error_body(status, message, code)
-                self.transport.write(_HEAD % (status, _REASONS[status], len(body)) + body)
-            self.transport.close()
+                self.write(_HEAD % (status, _REASONS[status], len(body)) + body)
+            self.close()
 
 
 def _size(target: bytes, headers: list[Header]) -> int:

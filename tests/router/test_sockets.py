@@ -51,7 +51,8 @@ async def town() -> AsyncIterator[Town]:
     async with AsyncExitStack() as stack:
         p, decoders = prefiller(), [decoder(0), decoder(1)]
         urls = [await stack.enter_async_context(served(asgi(engine))) for engine in (p, *decoders)]
-        settings = router_settings({"workers": [{"url": url} for url in urls], "enable_decoder_append_prefill": True})
+        policies = [{"name": "session_owner", "max_lead": 100}]
+        settings = router_settings({"workers": [{"url": url} for url in urls], "policies": policies})
         app = RouterApp(settings)
         await app.start()
         stack.push_async_callback(app.close)
