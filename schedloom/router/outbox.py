@@ -12,26 +12,29 @@ class Outbox:
     """Holds back what is written until the event loop has come round, and then writes it all, once to each connection.
 
     A write wakes whoever waits for it, which costs more than the write itself: of several made one after the other,
-    most find their reader awake. Whoever writes more than a round's worth at once is not held back, so that
-    connections notice what they cannot take.
+    most find their reader awake. Nothing is held back where it would not be one of several: the first write after a
+    round with one only, and what is more than ``_MOST_BYTES``, so that connections notice what they cannot take.
     """
 
     def __init__(self) -> None:
         self._held: dict[asyncio.WriteTransport, tuple[bytes, ...]] = {}
         self._bytes = 0
+        self._writes = 0
+        self._is_crowded = False
 
     def put(self, transport: asyncio.WriteTransport, *parts: bytes) -> None:
         """Write ``parts``, of which the last is the largest."""
+        self._writes += 1
+        if self._writes == 1:
+            self._loop.call_soon(self._come_round)
+            if not self._is_crowded:
+                return transport.writelines(parts)
         held = self._held
-        if transport in held:
-            held[transport] += parts
-        else:
-            if not held:
-                self._loop.call_soon(self.empty)
-            held[transport] = parts
+        held[transport] = held[transport] + parts if transport in held else parts
         self._bytes += len(parts[-1])
         if self._bytes > _MOST_BYTES:
             self.empty()
+        return None
 
     def empty(self) -> None:
         """Write what is held, but to connections that are closed by now."""
@@ -40,6 +43,11 @@ class Outbox:
         for transport, parts in held.items():
             if not transport.is_closing():
                 transport.writelines(parts)
+
+    def _come_round(self) -> None:
+        self._is_crowded = self._writes > 1
+        self._writes = 0
+        self.empty()
 
     @functools.cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
