@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import pluggy
@@ -168,5 +169,11 @@ def _with_all(function: Callable[..., Any], wanted: Sequence[str], specified: Se
     """``function`` taking the hook's whole list of arguments by position, whichever of them it wants."""
     if tuple(wanted) == tuple(specified):
         return function
-    places = [(name, specified.index(name)) for name in wanted]
-    return lambda *arguments: function(**{name: arguments[place] for name, place in places})
+    match [specified.index(name) for name in wanted]:
+        case []:
+            return lambda *arguments: function()
+        case [place]:
+            return lambda *arguments: function(arguments[place])
+        case places:
+            chosen = itemgetter(*places)
+            return lambda *arguments: function(*chosen(arguments))

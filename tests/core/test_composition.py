@@ -24,7 +24,18 @@ class Few(Policy):
         return Admission(Verdict.REJECT, "seen", {"view": str(view)})
 
 
-FAKES = FakeRegistry({Few.name: Few})
+class Otherwise(Policy):
+    """Names them in an order of its own, before a parameter that is none of the hook's."""
+
+    name = "otherwise"
+
+    @hookimpl
+    def limit_tokens(self, tokens: int, request: object, rate: int = 2) -> int:
+        assert request == "the request"
+        return tokens // rate
+
+
+FAKES = FakeRegistry({Few.name: Few, Otherwise.name: Otherwise})
 
 
 def choice(name: str, **settings: Any) -> PolicyChoice:
@@ -35,6 +46,8 @@ def test_a_hook_is_called_with_the_arguments_it_names() -> None:
     (hook,) = compose([choice("few")], FAKES).of("admit")
     assert hook.policy == "few"
     assert hook.call("the request", "the view").facts == {"view": "the view"}
+    (hook,) = compose([choice("otherwise")], FAKES).of("limit_tokens")
+    assert hook.call("the request", 8, "the view") == 4
 
 
 def test_a_hook_that_nobody_implements_costs_nothing() -> None:
