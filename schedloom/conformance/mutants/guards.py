@@ -276,8 +276,7 @@ class MetersWithoutStreams:
 
     @hookimpl
     def limit_tokens(self: Any, request: RequestView, tokens: int, view: EngineView) -> int | None:
-        granted: int = min(tokens, self._left)
-        self._left -= granted
+        granted: int = self._grant(tokens)
         return granted
 
 

@@ -35,22 +35,30 @@ class TpotGuard(Policy):
     def __init__(self, settings: TpotGuardSettings | None = None) -> None:
         super().__init__(settings)
         self.cost = StepCost()
-        self._left = 0
+        self._left: int | None = None
 
     @hookimpl
     def step_begin(self) -> None:
-        allowed = self.cost.tokens_within(self.settings.tpot_ms / 1000)
-        self._left = max(allowed or 0, self.settings.min_chunk_tokens)
+        self._left = None
 
     @hookimpl
     def limit_tokens(self, request: RequestView, tokens: int, view: EngineView) -> int | None:
         if not view.num_decoding:
             return None
-        granted = min(tokens, self._left)
-        self._left -= granted
-        return granted
+        return self._grant(tokens)
 
     @hookimpl
     def step_end(self, outcome: StepOutcome) -> None:
         if outcome.seconds is not None:
             self.cost.learn(outcome.prefill_tokens, outcome.seconds)
+
+    def _grant(self, tokens: int) -> int:
+        left = self._room() if self._left is None else self._left
+        granted = min(tokens, left)
+        self._left = left - granted
+        return granted
+
+    def _room(self) -> int:
+        """What all of a step's prefill may take. Most steps have none, and nobody asks."""
+        allowed = self.cost.tokens_within(self.settings.tpot_ms / 1000)
+        return max(allowed or 0, self.settings.min_chunk_tokens)
