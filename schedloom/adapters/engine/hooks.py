@@ -21,19 +21,15 @@ class HookCaller:
     in shadow.
     """
 
-    __slots__ = ("_acting", "_checked", "_hooks", "_name", "_reported", "_shadows", "counts")
+    __slots__ = ("_acting", "_check", "_hooks", "_name", "_reported", "_shadows", "counts", "is_on")
 
     def __init__(self, policies: PolicySet, name: str) -> None:
         self._name = name
-        self._checked = _CHECKS.get(name, _anything)
+        self._check = _CHECKS.get(name)
         self._hooks = policies.of(name)
-        self._acting = self._hooks
-        self._shadows: tuple[Hook, ...] = ()
         self._reported: set[str] = set()
         self.counts: Counter[tuple[str, str, str, str]] = Counter()
-
-    def __bool__(self) -> bool:
-        return bool(self._acting or self._shadows)
+        self.set_modes({})
 
     @property
     def acts(self) -> bool:
@@ -44,6 +40,7 @@ class HookCaller:
         """Who acts, and who only decides; ``otherwise`` is the mode of a policy that ``modes`` does not name."""
         self._acting = tuple(hook for hook in self._hooks if modes.get(hook.policy, otherwise) == "on")
         self._shadows = tuple(hook for hook in self._hooks if modes.get(hook.policy, otherwise) == "shadow")
+        self.is_on = bool(self._acting or self._shadows)
 
     def ask(self, *arguments: Any) -> Iterator[tuple[str, Any]]:
         """The answers of those who act and have one, each with its policy's name. The last argument is the view.
@@ -55,20 +52,26 @@ class HookCaller:
             answer = self._call(hook, arguments)
             if answer is not None:
                 yield hook.policy, answer
+        if self._shadows:
+            self._ask_shadows(arguments)
+
+    def tell(self, *arguments: Any) -> None:
+        """Call everybody, whatever they answer."""
+        for hook in self._acting:
+            self._call(hook, arguments)
+        if self._shadows:
+            self._ask_shadows(arguments)
+
+    def _ask_shadows(self, arguments: tuple[Any, ...]) -> None:
         for hook in self._shadows:
             answer = self._call(hook, (*arguments[:-1], ShadowView(arguments[-1])))
             if answer is not None:
                 self.counts[hook.policy, self._name, "SHADOW", describe(answer)] += 1
 
-    def tell(self, *arguments: Any) -> None:
-        """Call everybody, whatever they answer."""
-        for _ in self.ask(*arguments):
-            pass
-
     def _call(self, hook: Hook, arguments: tuple[Any, ...]) -> Any:
-        call: Callable[..., Any] = hook.call
         try:
-            return self._checked(call(*arguments))
+            answer = hook.call(*arguments)
+            return answer if self._check is None else self._check(answer)
         except Exception as error:
             self._note_failure(hook.policy, error)
             return None
@@ -78,10 +81,6 @@ class HookCaller:
         if policy not in self._reported:
             self._reported.add(policy)
             logger.exception("policy %s raised in %s; it is ignored whenever it raises", policy, self._name)
-
-
-def _anything(answer: Any) -> Any:
-    return answer
 
 
 def _of(kind: type) -> Callable[[Any], Any]:

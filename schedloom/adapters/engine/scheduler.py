@@ -45,11 +45,6 @@ class PolicyScheduler(Mended):
         """Whether a composition of ``policies`` uses this part."""
         return any(map(policies.of, cls.HOOKS))
 
-    def schedule(self, throttle_prefills: bool = False) -> Any:
-        self._control.begin_step()
-        self.view.begin_step(throttle_prefills)
-        return super().schedule(throttle_prefills)
-
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.turned_away:
@@ -108,6 +103,7 @@ def composed(base: Any, policies: PolicySet, transfer_peers: Collection[str] = (
     Raises SeamError when ``base`` lacks a seam.
     """
     from schedloom.adapters.engine.parts.admission import AdmissionPart
+    from schedloom.adapters.engine.parts.beginnings import BeginningsPart
     from schedloom.adapters.engine.parts.endings import EndingsPart
     from schedloom.adapters.engine.parts.metering import MeteringPart
     from schedloom.adapters.engine.parts.ordering import OrderingPart
@@ -119,6 +115,7 @@ def composed(base: Any, policies: PolicySet, transfer_peers: Collection[str] = (
 
     seams.check(base)
     known = (
+        BeginningsPart,
         AdmissionPart,
         EndingsPart,
         MeteringPart,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from schedloom import Policy, hookimpl
 from schedloom.adapters.engine import control, signals
 from schedloom.adapters.engine.control import Mode, modes_of, published_counts, switch, switch_all
 from schedloom.adapters.engine.endpoint import DecisionCollector
@@ -18,6 +19,7 @@ from schedloom.adapters.engine.trace import DecisionTrace
 from schedloom.core.decisions import Decision
 from tests.adapters.engine.conftest import Make
 from tests.adapters.engine.harness import make_request, tokens
+from tests.adapters.engine.parts.test_metering import Fakes, only_policy
 from tests.adapters.engine.scenarios import REJECTED
 
 
@@ -42,6 +44,25 @@ def test_a_policy_is_switched_off_and_on_again(make: Make) -> None:
     assert cold(runner, "off") == ("length", None)
     switch("append_prefill", Mode.ON)
     assert cold(runner, "on again") == REJECTED
+
+
+class Told(Policy):
+    """Knows how many steps began."""
+
+    name = "fake"
+    steps = 0
+
+    @hookimpl
+    def step_begin(self) -> None:
+        self.steps += 1
+
+
+def test_a_switch_holds_from_the_beginning_of_a_step(make: Make) -> None:
+    runner = make("fake", registry=Fakes(Told))
+    runner.steps(2)
+    switch("fake", Mode.OFF)
+    runner.step()
+    assert only_policy(runner).steps == 2
 
 
 def test_all_are_switched_off_at_once_and_each_may_be_switched_on_again(make: Make) -> None:

@@ -38,7 +38,7 @@ class AdmissionPart(PolicyScheduler):
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)
-        if self._screen and is_marked(request):
+        if self._screen.is_on and is_marked(request):
             self._arrived.append(request)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
@@ -47,8 +47,12 @@ class AdmissionPart(PolicyScheduler):
             output = super().schedule(throttle_prefills)
         finally:
             self.waiting = waiting
-        self._record_admitted()
-        self._screen_waiting()
+        self._steps += 1
+        if self._admitting:
+            self._record_admitted()
+        if self._arrived or self._queued:
+            self._screen_waiting()
+        self.view.forget()
         return output
 
     def _free_request(self, request: Any, delay_free_blocks: bool = False) -> Any:
@@ -59,7 +63,7 @@ class AdmissionPart(PolicyScheduler):
         if not super()._handle_blocked_waiting_request(request):
             return False
         # A prompt of one token has none computed when its KV has arrived, and holds its blocks all the same.
-        if not self._admit or not is_fresh(request) or self.view.has_blocks(request):
+        if not self._admit.is_on or not is_fresh(request) or self.view.has_blocks(request):
             return True
         return request.request_id not in self.turned_away and self._may_proceed(request)
 
@@ -94,10 +98,8 @@ class AdmissionPart(PolicyScheduler):
                 continue
             if self._judge(request, "screen", self._screen) is not Verdict.REJECT:
                 self._queued.append(request)
-        self.view.forget()
 
     def _due(self) -> Iterator[Any]:
-        self._steps += 1
         if self._queued and self._steps % RECHECK_INTERVAL_STEPS == 0:
             yield self._queued.popleft()
         arrived, self._arrived = self._arrived, []

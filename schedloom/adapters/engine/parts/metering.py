@@ -28,14 +28,14 @@ class MeteringPart(PolicyScheduler):
         self._last_end: float | None = None
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        self.view.begin_step(throttle_prefills)
         self._step_begin.tell(self.view)
-        self._reserve_prefill_lookahead = self._limited if self._can_prefill() else self._stock_reserve
+        metered = self._limit.is_on and (self.waiting or self.kv_holding_waiting or self._inflight_prefills)
+        self._reserve_prefill_lookahead = self._limited if metered else self._stock_reserve
         return super().schedule(throttle_prefills)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if self._step_end:
+        if self._step_end.is_on:
             self._end_step(scheduler_output)
         return outputs
 
@@ -44,7 +44,7 @@ class MeteringPart(PolicyScheduler):
         self._last_end = None  # A pause is no step's time.
 
     def _end_step(self, scheduler_output: Any) -> None:
-        now = self.view.now
+        now = self.view.clock()
         requests = len(scheduler_output.num_scheduled_tokens)
         drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
         prefill = scheduler_output.total_num_scheduled_tokens - requests - drafts
@@ -52,9 +52,6 @@ class MeteringPart(PolicyScheduler):
         self._last_end = now if self.running else None
         if requests:
             self._step_end.tell(StepOutcome(requests, prefill, seconds), self.view)
-
-    def _can_prefill(self) -> bool:
-        return bool(self._limit) and bool(self.waiting or self.kv_holding_waiting or self._inflight_prefills)
 
     def _limited(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         left = request.num_tokens - num_computed_tokens

@@ -34,7 +34,6 @@ class PhasesPart(PolicyScheduler):
         self._left_out: set[Phase] = set()
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        self.view.begin_step(throttle_prefills)
         self._left_out.clear()
         plan = next((plan for _, plan in self._plan_step.ask(self.view)), None)
         self._phase = plan.phase if plan else None
