@@ -37,6 +37,8 @@ class MeteringPart(PolicyScheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self._step_end.is_on:
             self._end_step(scheduler_output)
+        else:
+            self._last_end = None
         return outputs
 
     def set_pause_state(self, pause_state: Any) -> None:

@@ -1,5 +1,6 @@
 """X2: metering on vLLM's real schedulers."""
 
+from itertools import count
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -142,3 +143,18 @@ def test_a_pause_is_no_steps_time(make: Make) -> None:
     runner.steps(4)
     taken = [outcome.seconds for outcome in only_policy(runner).outcomes]
     assert taken.count(None) == 2 and max(filter(None, taken)) < 10**5, taken
+
+
+def test_the_time_that_a_policy_is_off_is_no_steps_time(make: Make) -> None:
+    runner = make("fake", registry=Fakes(AtMostTen))
+    clock = count()
+    runner.scheduler.view.clock = lambda: float(next(clock))
+    runner.scheduler.add_request(make_request("running", tokens(1, 8), max_tokens=60))
+    runner.steps(4)
+    for mode in ("off", "on"):
+        for caller in runner.scheduler._callers:
+            caller.set_modes({"fake": mode})
+        runner.steps(4)
+        clock = count(10**6)
+    taken = [outcome.seconds for outcome in only_policy(runner).outcomes]
+    assert len(taken) > 4 and max(filter(None, taken)) < 10**5, taken
