@@ -130,7 +130,8 @@ def direct(interval: float = 0.0) -> Iterator[Subject]:
 def schedloom(
     interval: float = 0.0, service: float = 0.0, cores: set[int] | None = None, **settings: Any
 ) -> Iterator[Subject]:
-    """This project's router as a user starts it: authentication, sessions, breakers, deadlines and figures are on."""
+    """This project's router as a user starts it: authentication, sessions, breakers, deadlines, figures are on, and
+    one request in a hundred is traced."""
     with engines(2, interval, service) as ports:
         (port,) = free_ports(1)
         file = BUILD / "router.json"
@@ -162,7 +163,9 @@ def _settings(port: int, engines: Sequence[int]) -> dict[str, Any]:
         for engine, role in zip(engines, ("producer", "consumer"), strict=True)
     ]
     keys = [{"key": KEY, "tenant": "benchmark"}]
-    return {"port": port, "workers": workers, "enable_decoder_append_prefill": True, "api_keys": keys}
+    traces = {"endpoint": f"http://127.0.0.1:{engines[0]}/v1/traces", "ratio": 0.01}
+    options = {"enable_decoder_append_prefill": True, "api_keys": keys, "traces": traces}
+    return {"port": port, "workers": workers} | options
 
 
 @contextmanager

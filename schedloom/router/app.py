@@ -38,6 +38,7 @@ from schedloom.router.sessions import MemorySessions, SessionStore
 from schedloom.router.settings import RouterSettings
 from schedloom.router.tenants import Tenants
 from schedloom.router.tokens import Tokens
+from schedloom.router.traces import Traces
 from schedloom.router.transfer.callbacks import CALLBACK_PATH, MAX_CALLBACK_BYTES, Callbacks
 from schedloom.router.upstream import Upstream
 
@@ -79,7 +80,8 @@ class RouterApp:
         )
         gate = Gate(settings.max_in_flight, settings.max_waiting, settings.waiting_timeout_seconds)
         deadlines = Deadlines(settings.request_timeout_seconds)
-        self.door = Door(pipeline, Tenants(settings), gate, self.metrics, deadlines, settings.max_body_bytes)
+        traces = None if settings.traces is None else Traces(settings.traces, chance)
+        self.door = Door(pipeline, Tenants(settings), gate, self.metrics, deadlines, settings.max_body_bytes, traces)
         self._created = int(time.time())
         self._routes = self._route_table()
 
@@ -105,6 +107,8 @@ class RouterApp:
         await self._attempts.close()
         await self._upstream.close()
         await self.sessions.close()
+        if self.door.traces is not None:
+            await self.door.traces.close()
 
     def _kept(self, elsewhere: SessionStore | None, settings: RouterSettings, clock: Clock) -> SessionStore:
         """Sessions that are kept elsewhere must not take a request down with them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from schedloom.core.continuation import RESUME_KEY
 from schedloom.core.routing import RouteRequest
@@ -15,16 +16,20 @@ from schedloom.router.headers import ClientHeaders, session_of
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tenants import EVERYBODY, Tenant
 
+if TYPE_CHECKING:
+    from schedloom.router.traces import Trace
+
 
 class Call(RouteRequest):
     """``session`` is as engines see it, ``key`` is what ownership is recorded under. ``marks`` are for Decoders that
     continue what others hand back, ``source`` is what a Prefiller is asked where that is not the same. ``lines`` are
-    the headers that every attempt carries, as they are sent, once there was one.
+    the headers that every attempt carries, as they are sent, once there was one. ``trace`` is of one that is traced.
     """
 
     lines = b""
     marks: Marks = NO_MARKS
     source: Call | None = None
+    trace: Trace | None = None
 
     def __init__(
         self, path: str, body: GenerationBody, headers: ClientHeaders, session: str | None, key: SessionKey | None
@@ -69,13 +74,14 @@ class Call(RouteRequest):
     def marked(self, marks: Marks, source: Call | None = None) -> Call:
         """The same with other marks."""
         call = Call(self.path, self.body, self.headers, self.session, self.key)
-        call.lines, call.token_ids, call.marks, call.source = self.lines, self.token_ids, marks, source
+        call.lines, call.token_ids, call.trace = self.lines, self.token_ids, self.trace
+        call.marks, call.source = marks, source
         return call
 
     def asking(self, path: str, body: GenerationBody) -> Call:
         """Something else in its place, without marks."""
         call = Call(path, body, self.headers, self.session, self.key)
-        call.lines = self.lines
+        call.lines, call.trace = self.lines, self.trace
         return call
 
 

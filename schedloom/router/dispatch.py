@@ -91,7 +91,7 @@ class Dispatcher:
     async def prefill(self, call: Call, dispatch: Dispatch) -> bytes:
         """A Prefiller's whole answer, streamed or not. Raises Failure with the Prefiller's own error."""
         worker = dispatch.target.worker
-        with self._lessons.serving(call, dispatch.target, Leg.PREFILL) as service:
+        with self._lessons.serving(call, dispatch, Leg.PREFILL) as service:
             try:
                 dispatch.sent = True
                 response = service.answered(await self._upstream.send(dispatch))
@@ -117,7 +117,7 @@ class Dispatcher:
         worker = dispatch.target.worker
         marked = CONTINUABLE_KEY in call.marks and worker.resumes
         reply.about(decision, dispatch.request_id, dispatch.target.owner)
-        with self._lessons.serving(call, dispatch.target, Leg.APPEND if local else Leg.DECODE) as service:
+        with self._lessons.serving(call, dispatch, Leg.APPEND if local else Leg.DECODE) as service:
             try:
                 dispatch.sent = True
                 response = service.answered(await self._upstream.send(dispatch))
@@ -166,7 +166,8 @@ class Dispatcher:
 
     def _common_lines(self, call: Call) -> bytes:
         """The headers that every attempt of a call carries."""
-        headers = [(b"content-type", b"application/json"), *call.headers.tracing]
+        tracing = call.headers.tracing if call.trace is None else call.headers.trace_state
+        headers = [(b"content-type", b"application/json"), *tracing]
         if call.session is not None:
             headers.append((SESSION_HEADER, session_value(call.session)))
         authorization = self._engine_authorization

@@ -22,6 +22,7 @@ from schedloom.router.pipeline import Pipeline
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
 from schedloom.router.tenants import Tenants
+from schedloom.router.traces import Traces
 from schedloom.router.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Door:
     metrics: Metrics
     deadlines: Deadlines
     max_body_bytes: int
+    traces: Traces | None
     draining: bool = False
 
 
@@ -71,6 +73,8 @@ class Generation:
         finally:
             metrics.went()
         metrics.ended(reply.decision, outcome)
+        if reply.trace is not None:
+            reply.trace.end(reply, outcome)
 
     async def _serve(self, scope: Scope, receive: Receive, line: Line, reply: Reply) -> str:
         door = self._door
@@ -82,6 +86,8 @@ class Generation:
         if raw is None:
             raw = await read_body(receive, door.max_body_bytes)
         call = read_call(self._path, headers, raw, tenant)
+        if door.traces is not None:
+            call.trace = reply.trace = door.traces.begin(self._path, call.model, headers)
         with Watch(line, door.deadlines):
             if not door.gate.enter():
                 await door.gate.wait()

@@ -16,13 +16,14 @@ RANK_HEADER = b"x-data-parallel-rank"
 REQUEST_ID_HEADER = b"x-request-id"
 DECISION_HEADER = b"x-schedloom-decision"
 DECODER_HEADER = b"x-schedloom-decoder"
+TRACE_PARENT_HEADER = b"traceparent"
 HINT_PREFIX = b"x-schedloom-"
 
 MAX_SESSION_CHARACTERS = 256
 _MAX_HINT_CHARACTERS = 64
 
 _NO_HINTS: Mapping[str, str] = MappingProxyType({})
-_TRACING = frozenset({b"traceparent", b"tracestate"})
+_TRACING = frozenset({TRACE_PARENT_HEADER, b"tracestate"})
 _ANSWERED = frozenset({b"content-type", b"retry-after"})
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 _PLAIN = re.compile(r"[\w.:/-]+", re.ASCII).fullmatch
@@ -41,6 +42,11 @@ class ClientHeaders:
         self.authorization = given.get(b"authorization")
         self.session = given[SESSION_HEADER].decode("latin-1").strip() or None if SESSION_HEADER in given else None
         self.tracing = [] if _TRACING.isdisjoint(given) else [header for header in headers if header[0] in _TRACING]
+
+    @property
+    def trace_state(self) -> list[Header]:
+        """What of ``tracing`` holds for every span of a trace."""
+        return [header for header in self.tracing if header[0] != TRACE_PARENT_HEADER]
 
     @property
     def hints(self) -> Mapping[str, str]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from schedloom.core.composition import PolicySet
 from schedloom.core.routing import AttemptReport, Ending, Leg
 from schedloom.router.call import Call
-from schedloom.router.fleet import Service, Target
+from schedloom.router.fleet import Service
 from schedloom.router.selection import Excuses, View
 from schedloom.router.upstream import UpstreamResponse
+
+if TYPE_CHECKING:
+    from schedloom.router.dispatch import Dispatch
 
 _TAIL_BYTES = 4096
 """An answer's usage stands within so many bytes of its end."""
@@ -30,12 +34,11 @@ class Lessons:
         self._excuses = excuses
         self._view = view
 
-    def serving(self, call: Call, target: Target, leg: Leg) -> Service:
-        """Counts an attempt on ``target`` while it lasts, and tells of its end."""
-        size = len(call.body.raw)
-        if not self._pupils:
-            return Service(target.worker, target.rank, size)
-        return _Observed(self, call, target, leg, size)
+    def serving(self, call: Call, dispatch: Dispatch, leg: Leg) -> Service:
+        """Counts an attempt while it lasts, and tells of its end."""
+        if self._pupils or call.trace is not None:
+            return _Observed(self, call, dispatch, leg)
+        return Service(dispatch.target.worker, dispatch.target.rank, call.body_bytes)
 
     def now(self) -> float:
         return self._view.now
@@ -51,12 +54,16 @@ class Lessons:
 class _Observed(Service):
     """A service that writes down how it went."""
 
-    def __init__(self, lessons: Lessons, call: Call, target: Target, leg: Leg, size: int) -> None:
-        super().__init__(target.worker, target.rank, size)
+    def __init__(self, lessons: Lessons, call: Call, dispatch: Dispatch, leg: Leg) -> None:
+        target = dispatch.target
+        super().__init__(target.worker, target.rank, call.body_bytes)
         self._lessons = lessons
         self._call = call
         self._target = target
         self._leg = leg
+        self._trace = None if call.trace is None else call.trace.attempt(leg.value, target.name, target.rank)
+        if self._trace is not None:
+            dispatch.lines += (self._trace.lines,)
         self._begun = 0.0
         self._before = (0, 0)
         self._first_byte: float | None = None
@@ -80,7 +87,10 @@ class _Observed(Service):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        self._lessons.tell(self._call, self._report(kind))
+        report = self._report(kind)
+        self._lessons.tell(self._call, report)
+        if self._trace is not None:
+            self._trace.end(report)
 
     def _report(self, kind: type[BaseException] | None) -> AttemptReport:
         prompt, cached, output = (_last(pattern, self._tail) for pattern in _TOKENS.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from schedloom.core.routing import SessionOwner
 from schedloom.router.dialect import COMPLETIONS, Dialect
@@ -13,6 +14,9 @@ from schedloom.router.story import Story
 from schedloom.router.transfer.turn import Turn
 from schedloom.router.upstream import lines_of
 
+if TYPE_CHECKING:
+    from schedloom.router.traces import Trace
+
 JSON = b"content-type: application/json\r\n"
 
 
@@ -22,7 +26,7 @@ class Reply:
     ``on_start`` is called with the decision as the first byte leaves, ``on_success`` with this reply when an engine's
     answer is known to be complete, before its last bytes leave: whoever reads the end may rely on what was recorded.
     ``story`` is kept of a request that an engine may hand back, ``turn`` of one whose KV a Prefiller may pull later.
-    ``write`` is the line's.
+    ``trace`` is of a request that is traced. ``write`` is the line's.
     """
 
     __slots__ = (
@@ -37,6 +41,7 @@ class Reply:
         "started",
         "story",
         "succeeded",
+        "trace",
         "turn",
         "write",
     )
@@ -50,6 +55,7 @@ class Reply:
         self.owner: SessionOwner | None = None
         self.story: Story | None = None
         self.turn: Turn | None = None
+        self.trace: Trace | None = None
         self.on_start: Callable[[str], None] | None = None
         self.on_success: Callable[[Reply], Awaitable[None] | None] | None = None
         self.write = line.write

@@ -79,6 +79,26 @@ class ApiKeySettings(BaseModel):
     tenant: Annotated[str, Field(min_length=1)]
 
 
+def _checked_collector(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is not the address of a collector; write it as http://host:4318/v1/traces")
+    return url
+
+
+class TraceSettings(BaseModel):
+    """Which requests are told as spans of OpenTelemetry, and where.
+
+    ``endpoint`` takes them by OTLP over HTTP. ``ratio`` is the share of requests that are traced, beside those whose
+    client says (in ``traceparent``) that it traces them; what a client does not trace is not traced here either.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    endpoint: Annotated[str, AfterValidator(_checked_collector)] = "http://127.0.0.1:4318/v1/traces"
+    ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+    service: Annotated[str, Field(min_length=1)] = "schedloom-router"
+
+
 class RouterSettings(BaseModel):
     """All that the router can be told. Times are in seconds, sizes in bytes.
 
@@ -99,6 +119,8 @@ class RouterSettings(BaseModel):
     ``processes`` of one router share its port, its sessions and its figures; the limits above are for all of
     them together. ``session_store`` is the address of a Valkey or Redis server that keeps the sessions of
     several routers; without one they are kept in memory, at most ``session_capacity`` of them.
+
+    With ``traces`` some requests are told as spans of OpenTelemetry.
 
     With ``api_keys`` every client needs one; sessions and the engines' prefix caches are then kept apart by
     tenant, the latter unless ``share_prefix_across_tenants``. ``secret`` derives what keeps them apart; give
@@ -137,6 +159,7 @@ class RouterSettings(BaseModel):
     max_continuations: Annotated[int, Field(ge=0)] = 8
     session_capacity: Annotated[int, Field(ge=1)] = 100_000
     session_idle_seconds: Seconds = 3600.0
+    traces: TraceSettings | None = None
     session_store: Annotated[str, AfterValidator(_checked_store)] | None = None
 
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**10
