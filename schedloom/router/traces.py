@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from schedloom.router.reply import Reply
 
 _EXPORT_SECONDS = 5.0
+_LAST_SECONDS = 2.0
 
 
 class Traces:
@@ -44,8 +46,8 @@ class Traces:
         self._ratio = settings.ratio
         self._random = (chance or Random()).random
         self._provider = TracerProvider(resource=Resource.create({"service.name": settings.service}))
-        exporter = exporter or OTLPSpanExporter(endpoint=settings.endpoint, timeout=_EXPORT_SECONDS)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._exporter = exporter or OTLPSpanExporter(endpoint=settings.endpoint, timeout=_EXPORT_SECONDS)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("schedloom", __version__)
 
     def begin(self, path: str, model: str, headers: ClientHeaders) -> Trace | None:
@@ -73,7 +75,13 @@ class Traces:
 
     async def close(self) -> None:
         """Once all that is told was sent, or nobody took it in time."""
-        await asyncio.to_thread(self._provider.shutdown)
+        await asyncio.to_thread(self._send_the_rest)
+
+    def _send_the_rest(self) -> None:
+        enough = threading.Timer(_LAST_SECONDS, self._exporter.shutdown)
+        enough.start()
+        self._provider.shutdown()
+        enough.cancel()
 
 
 class Trace:

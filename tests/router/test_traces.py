@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
@@ -11,6 +13,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from schedloom.core.errors import ConfigurationError
+from schedloom.router.headers import ClientHeaders
+from schedloom.router.line import AsgiLine
+from schedloom.router.reply import Reply
 from schedloom.router.settings import TraceSettings
 from schedloom.router.traces import Traces
 from tests.router.conftest import Bench, Make
@@ -112,3 +117,20 @@ def test_without_opentelemetry_it_is_said_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigurationError, match=r"schedloom\[traces\]"):
         Traces(TraceSettings())
+
+
+async def test_a_collector_that_is_not_there_holds_no_router_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    traces = Traces(TraceSettings(endpoint=f"http://127.0.0.1:{port}/v1/traces", ratio=1.0))
+    for _ in range(2000):
+        trace = traces.begin("/v1/chat/completions", "m", ClientHeaders([]))
+        assert trace is not None
+        trace.end(Reply(AsgiLine(_never, _never)), "served")
+    begun = time.monotonic()
+    await traces.close()
+    assert time.monotonic() - begun < 4
+
+
+async def _never(*_: Any) -> Any:
+    raise AssertionError
