@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -11,13 +10,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from schedloom.core.composition import PolicyChoice, review
 from schedloom.core.config import PATH, SECTION, VLLM_OPTIONS, engine_key, refuse_misplaced
 from schedloom.core.errors import ConfigurationError, complaints, place, suggestion
 from schedloom.core.hooks import Side, hooks_of, side_of
+from schedloom.core.reading import parse_json, read_mapping
 from schedloom.core.registry import Registry
 
 GROUP: Final = "schedloom.configurations"
@@ -27,7 +26,6 @@ _ADDITIONAL: Final = ("additional_config", "additional-config")
 _VLLM_KEYS: Final = {key.replace("_", dash) for key in VLLM_OPTIONS for dash in "_-"}
 _MISSPELLED: Final = 0.7
 """How alike a key must be to one of ours to be taken for it (``difflib``'s ratio)."""
-_MERGE: Final = "tag:yaml.org,2002:merge"
 _ROOT: Final[Mapping[Side, str]] = {"engine": PATH, "router": ""}
 
 
@@ -63,7 +61,7 @@ def section_models() -> Mapping[Side, type[BaseModel]]:
 
 def read_document(path: Path) -> Document:
     """Raises ConfigurationError with a sentence for each thing in the file that does not fit."""
-    values = _read_mapping(path)
+    values = read_mapping(path)
     side = _side(values, path)
     section = _engine_section(values, path) if side == "engine" else values
     model = section_models()[side]
@@ -88,45 +86,6 @@ def _names(entry: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
-    try:
-        values = _parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"{path} must hold a mapping at its top level")
-    return values
-
-
-def _parse(text: str) -> Any:
-    """JSON as JSON: read as YAML it may not be indented by tabs, and 1e3 is no number in it."""
-    try:
-        return json.loads(text, object_pairs_hook=_without_twins)
-    except json.JSONDecodeError:
-        return yaml.load(text, _StrictLoader)
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ValueError(f"key {key!r} stands twice")
-    return dict(pairs)
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML without tags, in which no key stands twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _side(values: Mapping[str, Any], path: Path) -> Side:
@@ -210,6 +169,6 @@ def _unquoted(additional: Any, path: Path) -> Any:
     if not isinstance(additional, str):
         return additional
     try:
-        return json.loads(additional, object_pairs_hook=_without_twins)
+        return parse_json(additional)
     except ValueError as error:
         raise ConfigurationError(f"{path}: additional_config is no JSON: {error}") from error

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from schedloom.core.composition import PolicyChoice
 from schedloom.core.config import engine_key
 from schedloom.core.errors import ConfigurationError, complaints
+from schedloom.core.reading import read_mapping
 from schedloom.core.wire import EngineContract
 
 OWNER_POLICY = "session_owner"
@@ -210,17 +210,8 @@ def router_settings(values: Mapping[str, Any], source: object = "router configur
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The values of a YAML or JSON file. Raises ConfigurationError when it cannot be read or is not a
-    mapping.
-    """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"{path} must hold a mapping of router settings at its top level")
+    """The values of a router's file. Raises ConfigurationError when it cannot be read or is an engine's."""
+    values = read_mapping(path)
     key = engine_key(values)
     if key is not None:
         raise ConfigurationError(

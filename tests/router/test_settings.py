@@ -68,7 +68,7 @@ def test_a_file_holds_a_mapping(tmp_path: Path) -> None:
     path = tmp_path / "router.yaml"
     path.write_text("port: 1\nworkers:\n  - url: http://h:1\n")
     assert read_file(path)["port"] == 1
-    for content in ("- a\n", "a: [\n", "\tx"):
+    for content in ("- a\n", "a: [\n", "\tx", "port: 1\nport: 2\n", '{"port": 1, "port": 2}'):
         path.write_text(content)
         with pytest.raises(ConfigurationError, match=str(path)):
             read_file(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from schedloom.adapters.engine.selection import COMPOSABLE
 from schedloom.core.diagnosis import Prospect
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.policy import Policy
+from schedloom.core.reading import parse_json
 from schedloom.core.requirements import twice_ordered, unmet
 from schedloom.core.wire import EngineContract, Role
 
@@ -53,7 +53,7 @@ def _transfer(options: Mapping[str, Any]) -> Any:
     """vLLM's KV transfer configuration as its attributes."""
     given = options.get(_TRANSFER)
     try:
-        given = json.loads(given) if isinstance(given, str) else given
+        given = parse_json(given) if isinstance(given, str) else given
     except ValueError as error:
         raise ConfigurationError(f"{_TRANSFER} is no JSON: {error}") from error
     if not given:

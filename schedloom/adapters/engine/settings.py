@@ -10,10 +10,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from schedloom.core.config import PATH, SchedulerSection, parse_section, read_section
 from schedloom.core.errors import ConfigurationError
+from schedloom.core.reading import parse_json
 
 VARIABLE = "SCHEDLOOM_SCHEDULER_CONFIG"
 
@@ -34,8 +33,8 @@ def engine_section(vllm_config: Any) -> SchedulerSection:
 
 def _parse(text: str) -> Mapping[str, Any]:
     try:
-        section = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        section = parse_json(text)
+    except ValueError as error:
         raise ConfigurationError(f"{VARIABLE} is not JSON: {error}") from error
     if not isinstance(section, Mapping):
         raise ConfigurationError(f"{VARIABLE} must be a JSON object, like additional_config's section")

@@ -111,6 +111,7 @@ def test_the_section_may_be_parked_in_the_environment(model: Path, monkeypatch: 
         ('{"decoder_append_prefill_enable": true}', ON, "keep one of the two"),
         ("yes", {}, "is not JSON"),
         ("[]", {}, "must be a JSON object"),
+        ('{"policies": [], "policies": []}', {}, "is not JSON: key 'policies' stands twice"),
         ('{"polices": []}', {}, "did you mean 'policies'"),
     ],
 )
