@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -91,7 +92,7 @@ def _message(complaint: ErrorDetails, model: type[BaseModel]) -> str:
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"must be a mapping{_as_mapping(complaint['input'], model, complaint['loc'])}"
     if kind in ("list_type", "tuple_type", "set_type", "frozen_set_type"):
-        return "must be a list; write [one, another], or each item in a line of its own behind a dash"
+        return f"must be a list{_as_list(complaint['input'], model, complaint['loc'])}"
     if kind in ("too_short", "string_too_short"):
         least = complaint["ctx"]["min_length"]
         noun = "item" if isinstance(complaint["input"], list | tuple | dict) else "character"
@@ -102,14 +103,29 @@ def _message(complaint: ErrorDetails, model: type[BaseModel]) -> str:
 
 def _as_mapping(found: object, model: type[BaseModel], location: Sequence[int | str]) -> str:
     """How a bare word is written in the place of a model that needs one key."""
-    fields = {key: field for known in _models_at(model, location) for key, field in known.model_fields.items()}
-    required = [key for key, field in fields.items() if field.is_required()]
-    if not isinstance(found, str) or not location or len(required) != 1:
+    needed, others = _needed_key(_models_at(model, location))
+    if not isinstance(found, str) or not location or not needed:
         return ""
-    others = ", ".join(f"{key}: …" for key in fields if key != required[0])
-    return f"; write {{{required[0]}: {found}}}" + (
-        f", or with more, {{{required[0]}: {found}, {others}}}" * bool(others)
-    )
+    alone = f"{json.dumps(needed)}: {json.dumps(found)}"
+    more = ", ".join(f"{json.dumps(key)}: …" for key in others)
+    return f"; write {{{alone}}}" + f", or with more, {{{alone}, {more}}}" * bool(others)
+
+
+def _as_list(found: object, model: type[BaseModel], location: Sequence[int | str]) -> str:
+    """How a list is written, of models that need one key or of anything else."""
+    items = _models_at(model, location)
+    needed, _ = _needed_key(items)
+    if not needed or items == _models_at(model, location[:-1]):
+        return "; write [one, another], or each item in a line of its own behind a dash"
+    value = json.dumps(found) if isinstance(found, str) else "…"
+    return f" of mappings with {needed}; write [{{{json.dumps(needed)}: {value}}}]"
+
+
+def _needed_key(models: Iterable[type[BaseModel]]) -> tuple[str | None, list[str]]:
+    """The one key that ``models`` must have, if it is one, and those they may have."""
+    fields = {key: field for model in models for key, field in model.model_fields.items()}
+    required = [key for key, field in fields.items() if field.is_required()]
+    return (required[0] if len(required) == 1 else None), [key for key in fields if key not in required]
 
 
 def place(path: str, location: Sequence[int | str]) -> str:

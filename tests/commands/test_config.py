@@ -92,10 +92,14 @@ DEEP = "[" * 5000 + "]" * 5000
         ("kind: router\nworkers: [{ulr: a}]", "unknown key 'workers[0].ulr'; did you mean 'url'?"),
         (
             "kind: engine\npolicies: [append_prefill]",
-            f"{SECTION}.policies[0]: must be a mapping; write {{name: append_",
+            f'{SECTION}.policies[0]: must be a mapping; write {{"name": "append_',
         ),
         ("kind: engine\npolicies: {append_prefill: {}}", f"{SECTION}.policies: must be a list"),
-        ("workers: ['http://h:1']", "workers[0]: must be a mapping; write {url: http://h:1}, or with more, {url: http"),
+        ("workers: ['http://h:1']", 'workers[0]: must be a mapping; write {"url": "http://h:1"}, or with more, {"url"'),
+        (
+            "kind: engine\npolicies: append_prefill",
+            f'{SECTION}.policies: must be a list of mappings with name; write [{{"name": "append_prefill"}}]',
+        ),
         ("workers: []", "workers: must have at least 1 item"),
         (f"{ROUTER}api_keys: [{{key: short, tenant: t}}]", "api_keys[0].key: must have at least 8 characters"),
         ("transfer_peers: ['10.0.0.1:99999']", "'10.0.0.1:99999' has port 99999, and ports end at 65535"),

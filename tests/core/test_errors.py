@@ -29,6 +29,7 @@ class Learnt(Strict):
 class Named(Strict):
     name: Annotated[str, Field(min_length=2)]
     size: int = 1
+    words: list[str] = []
 
 
 class Settings(Strict):
@@ -60,10 +61,16 @@ class Settings(Strict):
         ({"even": 3}, "at[1].even: write an even number"),
         ({"model": {"kind": "fixed"}, "even": 1, "odd": 2}, "unknown key 'at[1].odd'; known are:"),
         ([], "at[1]: must be a mapping"),
-        ({"named": ["a"]}, "at[1].named[0]: must be a mapping; write {name: a}, or with more, {name: a, size: …}"),
+        (
+            {"named": ["a"]},
+            'at[1].named[0]: must be a mapping; write {"name": "a"}, or with more, {"name": "a", "size": …',
+        ),
         ({"named": [5]}, "at[1].named[0]: must be a mapping, not 5"),
         ({"buckets": ["a"]}, "at[1].buckets[0]: must be a mapping"),
         ({"buckets": {"a": 1}}, "at[1].buckets: must be a list; write [one, another]"),
+        ({"named": "a"}, 'at[1].named: must be a list of mappings with name; write [{"name": "a"}]'),
+        ({"named": {"name": "a"}}, 'at[1].named: must be a list of mappings with name; write [{"name": …}]'),
+        ({"named": [{"name": "ab", "words": "a"}]}, "at[1].named[0].words: must be a list; write [one, another]"),
         ({"named": []}, "at[1].named: must have at least 1 item"),
         ({"named": [{"name": "a"}]}, "at[1].named[0].name: must have at least 2 characters"),
         ({"secret": "abc"}, "at[1].secret: must have at least 8 characters"),
