@@ -17,12 +17,13 @@ from schedloom.core.hooks import Side, check_hooks, hooks_of, side_of, specified
 from schedloom.core.hookspecs import PROJECT, SPECIFICATIONS
 from schedloom.core.policy import Policy
 from schedloom.core.registry import Registry
+from schedloom.core.settings import StrictSettings
 
 
-class PolicyChoice(BaseModel):
+class PolicyChoice(StrictSettings):
     """One entry of ``policies``: the policy's name, and its settings beside it."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     name: str
 

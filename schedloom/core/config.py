@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from schedloom.core.composition import PolicyChoice
 from schedloom.core.errors import ConfigurationError, as_key, explain
+from schedloom.core.settings import StrictSettings
 from schedloom.core.transfer_peers import TransferPeer
 
 SECTION: Final = "scheduler_config"
@@ -46,7 +47,7 @@ _OUR_WORDS: Final = ("append_prefill", "recompute")
 """Nobody names one of these in a key and means something else."""
 
 
-class SchedulerSection(BaseModel):
+class SchedulerSection(StrictSettings):
     """What an operator writes.
 
     ``decoder_append_prefill_enable`` switches on ``append_prefill`` with its defaults, ``recompute_scheduler_enable``
@@ -54,8 +55,6 @@ class SchedulerSection(BaseModel):
     ``[{"name": "append_prefill", "max_append_tokens": 4096}]``. With ``transfer_peers`` the engine moves KV with these
     only: each is where another engine's KV connector is reached, ``host:port``, or ``host`` for every port of it.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     decoder_append_prefill_enable: bool = False
     recompute_scheduler_enable: bool = False

@@ -69,7 +69,9 @@ def complaints(error: ValidationError, model: type[BaseModel], path: str = "") -
 
 
 def _sentence(complaint: ErrorDetails, model: type[BaseModel], path: str) -> str:
-    location, kind = complaint["loc"], complaint["type"]
+    # Where several models are possible, pydantic names the validator that one of them has.
+    location = [part for part in complaint["loc"] if not str(part).startswith("function-wrap[")]
+    kind = complaint["type"]
     where = place(path, location) or "the section"
     if kind == "extra_forbidden":
         return f"unknown key {where!r}; {suggestion(str(location[-1]), _keys_at(model, location[:-1]))}"

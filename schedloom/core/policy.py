@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from schedloom.core.claims import Claims
+from schedloom.core.settings import StrictSettings
 
 API: Final = 1
 """The version of the hook specifications. It rises when a policy may rely on something that was not there before."""
@@ -29,16 +30,16 @@ class Requirements:
         return [condition.name for condition in fields(self) if getattr(self, condition.name)]
 
 
-class PolicySettings(BaseModel):
-    """The base of a policy's settings: unknown keys are refused, and a docstring under a field describes it."""
+class PolicySettings(StrictSettings):
+    """The base of a policy's settings: a docstring under a field describes it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class ScoreSettings(PolicySettings):
     """The base of the settings of a policy that scores workers."""
 
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Field(gt=0)] = 1.0
     """How much this policy's scores count beside those of others."""
 
 

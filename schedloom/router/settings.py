@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 
 from schedloom.core.composition import PolicyChoice
 from schedloom.core.config import engine_key
 from schedloom.core.errors import ConfigurationError, complaints
 from schedloom.core.reading import read_mapping
-from schedloom.core.wire import EngineContract
+from schedloom.core.settings import StrictSettings
+from schedloom.core.wire import EngineContract, KvEndpoint
 
 OWNER_POLICY = "session_owner"
 PULL_BACK_POLICY = "pull_back"
@@ -36,20 +37,22 @@ def _checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-class DeclaredContract(EngineContract):
+class DeclaredEndpoint(KvEndpoint, StrictSettings):
+    """Where an engine that does not serve a contract itself has its KV."""
+
+
+class DeclaredContract(EngineContract, StrictSettings):
     """What an operator promises on behalf of an engine that does not serve a contract itself."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    kv_endpoints: list[DeclaredEndpoint] = []  # type: ignore[assignment]
 
 
-class WorkerSettings(BaseModel):
+class WorkerSettings(StrictSettings):
     """One engine.
 
     ``role`` restricts what the router uses it for; without one the engine's own role decides. ``contract`` is
     for an engine without schedloom.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: Annotated[str, AfterValidator(_checked_url)]
     role: Literal["prefill", "decode"] | None = None
@@ -70,10 +73,8 @@ def _named_once(workers: list[WorkerSettings]) -> list[WorkerSettings]:
     return workers
 
 
-class ApiKeySettings(BaseModel):
+class ApiKeySettings(StrictSettings):
     """One API key and the tenant it belongs to; a tenant may have several."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: Annotated[SecretStr, Field(min_length=8)]
     tenant: Annotated[str, Field(min_length=1)]
@@ -85,21 +86,19 @@ def _checked_collector(url: str) -> str:
     return url
 
 
-class TraceSettings(BaseModel):
+class TraceSettings(StrictSettings):
     """Which requests are told as spans of OpenTelemetry, and where.
 
     ``endpoint`` takes them by OTLP over HTTP. ``ratio`` is the share of requests that are traced, beside those whose
     client says (in ``traceparent``) that it traces them; what a client does not trace is not traced here either.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     endpoint: Annotated[str, AfterValidator(_checked_collector)] = "http://127.0.0.1:4318/v1/traces"
     ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
     service: Annotated[str, Field(min_length=1)] = "schedloom-router"
 
 
-class RouterSettings(BaseModel):
+class RouterSettings(StrictSettings):
     """All that the router can be told. Times are in seconds, sizes in bytes.
 
     ``handoff_timeout_seconds`` bounds the time between a Prefiller's answer and the dispatch of its Decoder;
@@ -127,8 +126,6 @@ class RouterSettings(BaseModel):
     all replicas of a router the same, otherwise it is made anew at every start. ``forward_authorization``
     hands the client's Authorization header to the engines; otherwise they see ``engine_api_key``, where set.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["router"] = "router"
     host: str = "127.0.0.1"

@@ -17,6 +17,10 @@ WORKERS = [
 ]
 
 
+def declared(**changed: Any) -> dict[str, Any]:
+    return {"url": "http://h:1", "contract": {"role": "consumer", "models": ["m"], "block_size": 16, **changed}}
+
+
 def test_engines_are_enough() -> None:
     settings = router_settings({"workers": WORKERS})
     assert settings.host == "127.0.0.1"
@@ -55,6 +59,11 @@ def test_the_switch_names_the_policy_and_keeps_a_named_ones_settings() -> None:
             "handoff_timeout_seconds: must be greater",
         ),
         ({"workers": [{"url": "http://h:1", "contract": {"role": "consumer"}}]}, "workers[0].contract.models"),
+        ({"workers": [declared(block_size=True)]}, "workers[0].contract.block_size: must be a number, not True"),
+        (
+            {"workers": [declared(kv_endpoints=[{"engine_id": "e", "host": "h", "port": 1, "tp_siz": 2}])]},
+            "unknown key 'workers[0].contract.kv_endpoints[0].tp_siz'; did you mean 'tp_size'?",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
@@ -141,6 +150,7 @@ def test_the_command_says_what_is_wrong_and_ends(started: list[RouterSettings], 
     for arguments, status in (
         ((), 2),
         (("--prefill", "nowhere"), 2),
+        (("--prefill", "http://p:1", "--decode", "http://d:1", "--wait", "inf"), 1),
         (("--config", str(tmp_path / "missing.yaml")), 1),
     ):
         result = command(*arguments)

@@ -18,10 +18,10 @@ class BalanceSettings(PolicySettings):
     full_kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Share of its KV blocks from which on a rank is full; it also is when all its slots are taken."""
 
-    stale_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    stale_seconds: Annotated[float, Field(gt=0)] = 1.0
     """What a rank said longer ago than this no longer counts."""
 
-    max_hold_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    max_hold_seconds: Annotated[float, Field(gt=0)] = 1.0
     """Longest time without admissions on account of full peers; then this rank admits until none is full."""
 
 

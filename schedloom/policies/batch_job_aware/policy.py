@@ -21,7 +21,7 @@ class BatchJobAwareSettings(PolicySettings):
     max_active: Annotated[int, Field(ge=1)] = 8
     """Batch jobs that may hold KV at once."""
 
-    max_wait_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 300.0
+    max_wait_seconds: Annotated[float, Field(ge=0)] = 300.0
     """A batch job goes before every interactive request that arrives this much later, or more."""
 
 

@@ -15,7 +15,7 @@ from schedloom.policies.kv_lease.leases import Lease, Leases
 class KVLeaseSettings(PolicySettings):
     """How long, and how much."""
 
-    ttl_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+    ttl_seconds: Annotated[float, Field(gt=0)] = 120.0
     """Think time: seconds after the end of a turn for which its KV is preferred."""
 
     max_share: Annotated[float, Field(gt=0, le=1)] = 0.5

@@ -18,7 +18,7 @@ class ShortRequestFirstSettings(PolicySettings):
     short_tokens: Annotated[int, Field(ge=1)] = 1024
     """Prompt tokens left to compute up to which a request is short."""
 
-    max_wait_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    max_wait_seconds: Annotated[float, Field(ge=0)] = 10.0
     """A long request goes before every short one that arrives this much later, or more."""
 
 

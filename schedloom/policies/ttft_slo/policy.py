@@ -23,7 +23,7 @@ _Place = tuple[Leg, str, str, int]
 class TtftSloSettings(ScoreSettings):
     """What holds for requests that say nothing themselves."""
 
-    default_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    default_ms: Annotated[float, Field(gt=0)] | None = None
     """Milliseconds to the first token of a request without the header; without it such a request has no bound."""
 
 
