@@ -12,22 +12,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from schedloom.adapters.engine.contract import describe_engine
 from schedloom.adapters.engine.control import Mode, epoch, modes_of, published_counts, switch
+from schedloom.core.errors import ConfigurationError, explain
+from schedloom.core.reading import parse_json
+from schedloom.core.settings import StrictSettings
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
 
 POLICIES_PATH = "/schedloom/policies"
 METRICS_PATH = "/metrics"
 SHARED_METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+
+class PolicySwitch(StrictSettings):
+    """How a policy is to take part."""
+
+    mode: Mode
+
+
+_SWITCH_BODY: Final = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": PolicySwitch.model_json_schema()}}}
+}
 
 
 class SchedloomEndpoint:
@@ -38,7 +53,7 @@ class SchedloomEndpoint:
 
     def attach_router(self, app: Any) -> None:
         # vLLM lets a plug-in's route be found only when it is a route of FastAPI, which vLLM brings.
-        from fastapi import Body, HTTPException
+        from fastapi import HTTPException
 
         @app.get(CONTRACT_PATH)  # type: ignore[untyped-decorator]
         async def contract() -> dict[str, Any]:
@@ -48,11 +63,15 @@ class SchedloomEndpoint:
         async def policies() -> dict[str, str]:
             return modes_of(_contract(app).features)
 
-        @app.put(POLICIES_PATH + "/{name}")  # type: ignore[untyped-decorator]
-        async def switch_policy(name: str, mode: Mode = Body(embed=True)) -> dict[str, str]:  # noqa: B008
+        @app.put(POLICIES_PATH + "/{name}", openapi_extra=_SWITCH_BODY)  # type: ignore[untyped-decorator]
+        async def switch_policy(name: str, request: Request) -> dict[str, str]:
             features = _contract(app).features
             if name not in features:
                 raise HTTPException(404, f"policy {name!r} is not on in this engine; on are: {', '.join(features)}")
+            try:
+                mode = asked_mode(await request.body())
+            except ConfigurationError as error:
+                raise HTTPException(400, str(error)) from error
             switch(name, mode)
             return {name: mode.value}
 
@@ -64,6 +83,20 @@ class SchedloomEndpoint:
         contract = describe_engine(engine_client.vllm_config, list(models), epoch())
         state.schedloom_contract = contract.model_copy(update=_parsers(args))
         DecisionCollector.register_once()
+
+
+def asked_mode(body: bytes) -> Mode:
+    """Raises ConfigurationError for anything but ``{"mode": "on" | "shadow" | "off"}``."""
+    try:
+        asked = parse_json(body)
+    except ValueError as error:
+        raise ConfigurationError(f"the body is no JSON: {error}") from error
+    if not isinstance(asked, dict):
+        raise ConfigurationError('the body must be a JSON object such as {"mode": "off"}')
+    try:
+        return PolicySwitch.model_validate(asked).mode
+    except ValidationError as error:
+        raise ConfigurationError(explain(error, PolicySwitch)) from error
 
 
 def _parsers(args: Any) -> dict[str, str | None]:

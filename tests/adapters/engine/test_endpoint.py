@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from prometheus_client import mmap_dict
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -39,6 +39,13 @@ def started(model: Path) -> FastAPI:
     return app
 
 
+def asking(body: str) -> Request:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body.encode()}
+
+    return Request({"type": "http", "headers": []}, receive)
+
+
 def call(app: FastAPI, path: str, method: str, **arguments: Any) -> Any:
     """What the route's function answers, without a server."""
     routes: Any = app.routes
@@ -60,14 +67,43 @@ def test_the_contract_tells_roles_features_and_a_new_epoch_after_each_start(
 
 def test_a_switched_policy_shows_in_the_contract(app: FastAPI) -> None:
     assert call(app, "/schedloom/contract", "GET")["inactive"] == []
-    call(app, "/schedloom/policies/{name}", "PUT", name="append_prefill", mode=control.Mode.SHADOW)
+    call(app, "/schedloom/policies/{name}", "PUT", name="append_prefill", request=asking('{"mode": "shadow"}'))
     assert call(app, "/schedloom/contract", "GET")["inactive"] == ["append_prefill"]
     assert call(app, "/schedloom/policies", "GET") == {"append_prefill": "shadow"}
 
 
 def test_a_policy_that_is_not_on_cannot_be_switched(app: FastAPI) -> None:
     with pytest.raises(Exception, match="'other' is not on in this engine; on are: append_prefill"):
-        call(app, "/schedloom/policies/{name}", "PUT", name="other", mode=control.Mode.OFF)
+        call(app, "/schedloom/policies/{name}", "PUT", name="other", request=asking('{"mode": "off"}'))
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ('{"mod": "off"}', "unknown key 'mod'; did you mean 'mode'?"),
+        ('{"mode": "off", "seconds": 5}', "unknown key 'seconds'; known are: mode"),
+        ("{}", "mode is missing"),
+        ('{"mode": "of"}', "mode: must be 'on', 'shadow' or 'off'"),
+        ('{"mode": "off", "mode": "on"}', "the body is no JSON: key 'mode' stands twice"),
+        ("mode=off", "the body is no JSON"),
+        ('"off"', 'the body must be a JSON object such as {"mode": "off"}'),
+        ("[" * 100_000, "the body is no JSON: it is nested too deeply"),
+    ],
+)
+def test_a_switch_that_says_anything_else_is_refused_and_nothing_is_switched(
+    app: FastAPI, body: str, sentence: str
+) -> None:
+    with pytest.raises(HTTPException) as refused:
+        call(app, "/schedloom/policies/{name}", "PUT", name="append_prefill", request=asking(body))
+    assert refused.value.status_code == 400 and refused.value.detail.startswith(sentence)
+    assert call(app, "/schedloom/policies", "GET") == {"append_prefill": "on"}
+
+
+def test_what_a_switch_says_is_described(app: FastAPI) -> None:
+    described = app.openapi()["paths"]["/schedloom/policies/{name}"]["put"]
+    schema = described["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["required"] == ["mode"] and schema["additionalProperties"] is False
+    assert [parameter["name"] for parameter in described["parameters"]] == ["name"]
 
 
 def test_several_servers_show_the_decisions_beside_what_they_count_together(
