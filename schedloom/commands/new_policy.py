@@ -54,8 +54,11 @@ def new_policy(
 def names_for(name: str) -> dict[str, str]:
     """All names of the package. Raises ConfigurationError for a taken name, and for what cannot name a module."""
     policy = name.replace("-", "_")
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", policy) or iskeyword(policy):
-        raise ConfigurationError(f"{name!r} cannot name a policy; write lower-case words joined by _ or -")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", policy):
+        rule = "write lower-case words joined by _ or -, a letter first, such as tenant_quota"
+        raise ConfigurationError(f"{name!r} cannot name a policy; {rule}")
+    if iskeyword(policy):
+        raise ConfigurationError(f"{name!r} is a word of Python's own; choose another name, such as {policy}_policy")
     registry = Registry()
     if policy in registry.names():
         raise ConfigurationError(f"{policy!r} is the name of a policy of {registry.package(policy)}; choose another")

@@ -54,9 +54,15 @@ def test_nothing_is_overwritten_and_nothing_half_written(schedloom: Command) -> 
     assert [path for path in Path("p").rglob("*") if path.is_file()] == [kept] and kept.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["Tenant", "9lives", "a b", "a--b", "-a", "class", "", "../up"])
+@pytest.mark.parametrize("name", ["Tenant", "9lives", "a b", "a--b", "-a", "", "../up"])
 def test_a_name_that_cannot_be_a_module_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="cannot name a policy; write lower-case words"):
+        names_for(name)
+
+
+@pytest.mark.parametrize("name", ["class", "lambda"])
+def test_a_word_of_pythons_own_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name!r} is a word of Python's own; .*, such as {name}_policy"):
         names_for(name)
 
 
