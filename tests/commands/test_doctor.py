@@ -1,7 +1,9 @@
 """What this environment can run is said part by part, with or without an engine."""
 
 import importlib.util
+import sys
 from importlib.metadata import EntryPoint, PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +72,31 @@ def test_an_unknown_engine_version_is_a_warning() -> None:
 def test_an_absent_model_runner_is_a_warning(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setattr(engine_doctor, "find_spec", lambda name: None if name == missing else importlib.util)
     assert engine_doctor._model_runner("V2", missing).health is Health.WARN
+
+
+def test_a_companion_of_torch_that_does_not_load_is_told_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch_sight.py").write_text("raise OSError('libcudart.so.13:\\ncannot open ' + 'x' * 9999)")
+    (tmp_path / "torch_sound.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(engine_doctor, "_installed", lambda name: f"{name}'s version")
+    (found,) = engine_doctor.broken_companions(("torch_sight", "torch_sound", "torch_nowhere"))
+    assert (found.health, found.part) == (Health.WARN, "torch_sight")
+    assert found.sentence.startswith("cannot be imported (OSError: libcudart.so.13: cannot open x")
+    assert "made for torch torch's version" in found.sentence and len(found.sentence) < 400
+    assert found.sentence.endswith("to serve text only, run pip uninstall -y torch_sight")
+
+
+@pytest.mark.parametrize("module", ["vllm.platforms", "no_such_module"])
+def test_companions_are_looked_at_whether_or_not_the_engine_loads(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    pytest.importorskip("vllm", reason="needs an engine: install schedloom[cpu]")
+    told = Finding(Health.WARN, "torchaudio", "does not load")
+    monkeypatch.setattr(engine_doctor, "broken_companions", lambda: [told])
+    monkeypatch.setitem(sys.modules, module, None)
+    found = list(engine_doctor._engine_parts())
+    assert told in found
+    assert any(each.health is Health.FAIL for each in found) is module.startswith("vllm")
 
 
 def test_a_failure_is_the_commands_status(schedloom: Command, monkeypatch: pytest.MonkeyPatch) -> None:
