@@ -27,6 +27,7 @@ _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
     b"content-length: %d\r\n\r\n%b" % (len(_BUSY), _BUSY)
 )
+_MOST_ASKED = 256
 _REFUSABLE = frozenset(path.encode() for path in DIALECTS)
 
 
@@ -79,8 +80,7 @@ class ClientConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._headers: list[Header] = []
         self._target = b""
-        self._head_bytes = 0
-        self._in_head = True
+        self._bytes_beside = 0
         self._in_body = False
         self._is_last = False
         self._is_refusing = False
@@ -114,19 +114,18 @@ class ClientConnection(asyncio.Protocol):
         self._asked.clear()
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._bytes_beside += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._is_last = True
         except httptools.HttpParserError:
             return self._refuse(400, "The request is not HTTP/1.1.", "invalid_http")
-        if self._in_body:
-            self._allow_body()
-        elif self._head_bytes > self._clients.limits.max_header_bytes:
+        if self._bytes_beside > self._clients.limits.max_header_bytes:
             self._refuse_head()
-        elif self._head_bytes:
+        elif self._in_body:
+            self._allow_body()
+        elif self._bytes_beside:
             self._allow(self._clients.heads, self._head_is_late)
         return None
 
@@ -150,8 +149,8 @@ class ClientConnection(asyncio.Protocol):
         if self._running is not None:
             self._arrived()
         self._resting_since = None
-        self._in_head, self._in_body = False, True
-        received, self._head_bytes = self._head_bytes, 0
+        self._in_body = True
+        received, self._bytes_beside = self._bytes_beside, 0
         target, self._target = self._target, b""
         headers, self._headers = self._headers, []
         limits = self._clients.limits
@@ -167,19 +166,25 @@ class ClientConnection(asyncio.Protocol):
         self._arriving = exchange = ClientExchange(self, parser.get_method().decode(), target, headers, keep)
         if self._answering is None:
             self._answer(exchange)
-        else:
+        elif len(self._asked) < _MOST_ASKED:
             self._asked.append(exchange)
             self.transport.pause_reading()
+        else:
+            self._refuse(400, "Too many requests at once on one connection.", "too_many_at_once")
         return None
 
     def on_body(self, body: bytes) -> None:
+        self._bytes_beside = 0
         if self._arriving is not None:
             self._arriving.body_arrived(body)
 
     def on_message_complete(self) -> None:
         if self._running is not None:
             self._arrived()
-        self._in_head, self._in_body = True, False
+        self._in_body = False
+        self._bytes_beside = 0
+        if self._headers:
+            self._headers = []  # trailers, which the next request must not inherit
         exchange, self._arriving = self._arriving, None
         if self._is_refusing:
             self._refuse_shortly()
@@ -291,10 +296,14 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, status: int, message: str, code: str) -> None:
         self._arrived()
         if not self.transport.is_closing():
-            if self._answering is None or not self._answering.started:
+            if not self._was_answered():
                 body = error_body(status, message, code)
                 self.write(_HEAD % (status, _REASONS[status], len(body)) + body)
             self.close()
+
+    def _was_answered(self) -> bool:
+        """Whether what is refused has an answer, or the beginning of one."""
+        return self._arriving is not None if self._answering is None else self._answering.started
 
 
 def _size(target: bytes, headers: list[Header]) -> int:

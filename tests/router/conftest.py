@@ -14,8 +14,9 @@ from tests.router.fakes import FakeEngine, FakeUpstream
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The loop that the router runs on, whose transports refuse what asyncio's let pass."""
+    return ("asyncio", {"use_uvloop": True})
 
 
 class Bench:

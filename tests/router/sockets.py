@@ -53,7 +53,7 @@ async def _handled(handler: Handler, reader: asyncio.StreamReader, writer: async
     with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
         await handler(reader, writer)
     writer.close()
-    with suppress(ConnectionError):
+    with suppress(ConnectionError, asyncio.CancelledError):
         await writer.wait_closed()
 
 

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server: what the framing of requests and answers may be, and clients that read slowly (R1, SEC-1)."""
+"""The HTTP/1.1 server: how requests and answers may be framed, and clients that read slowly (R8, SEC-7, SEC-8)."""
 
 from __future__ import annotations
 
@@ -150,3 +150,84 @@ async def test_a_client_that_reads_slowly_holds_the_answer_back() -> None:
         await asyncio.wait_for(stopped.wait(), 5)
         assert written < 64
         assert (await reader.read()).count(bytes(2**20)) == 64
+
+
+CHUNKED = b"POST /1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+async def test_trailers_are_no_headers_of_the_next_request(pause: float) -> None:
+    """On a connection that a proxy shares, it is somebody else's."""
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["headers"])
+        await echo(scope, receive, send)
+
+    async with connected(app) as (reader, writer):
+        writer.write(CHUNKED + b"x-session-id: evil\r\n\r\n")
+        await asyncio.sleep(pause)
+        writer.write(END)
+        await reader.read()
+    assert seen[1:] == [[(b"host", b"x"), (b"connection", b"close")]]
+
+
+@pytest.mark.parametrize("begin", [CHUNKED, CHUNKED[:-3] + b"1;a=", CHUNKED[:-3] + b"1\r\na\r\n0\r\nx:"])
+async def test_what_is_neither_head_nor_body_is_bounded_too(begin: bytes) -> None:
+    async with connected(max_header_bytes=10_000) as (reader, writer):
+        writer.write(begin)
+        for _ in range(8):
+            writer.write(b"a" * 2_000)
+            await asyncio.sleep(0.01)
+        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 431")
+
+
+async def test_a_long_body_in_small_chunks_is_no_long_head() -> None:
+    chunks = [b"2\r\nab\r\n" * 500] * 20
+    head = CHUNKED.removesuffix(b"0\r\n").replace(b"host: x", b"host: x\r\nconnection: close")
+    said = await asked(head, *chunks, b"0\r\n\r\n", pause=0.001, max_header_bytes=1_000)
+    assert said.endswith(b"ab" * 10_000)
+
+
+async def test_no_time_runs_between_a_body_in_chunks_and_its_answer() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await asyncio.sleep(0.3)
+        await echo(scope, receive, send)
+
+    async with connected(app, header_seconds=0.1, body_seconds=0.1) as (reader, writer):
+        writer.write(CHUNKED.removesuffix(b"0\r\n") + b"2\r\nok\r\n")
+        await asyncio.sleep(0.02)
+        writer.write(b"0\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).startswith(b"HTTP/1.1 200")
+
+
+async def test_only_so_many_requests_may_come_at_once() -> None:
+    never, served_ = asyncio.Event(), []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        served_.append(scope["path"])
+        await never.wait()
+
+    for many, refused in ((200, False), (2_000, True)):
+        async with connected(app) as (reader, writer):
+            writer.write(b"GET /first HTTP/1.1\r\n\r\n" + b"GET /more HTTP/1.1\r\n\r\n" * many)
+            if refused:
+                assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 400")
+            else:
+                await asyncio.sleep(0.1)
+    assert served_ == ["/first"] * 2
+
+
+async def test_a_request_that_has_its_answer_gets_no_second_one() -> None:
+    """A client that was told no, and never sends the body that it had announced."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    head = b"POST /a HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n"
+    async with connected(app, body_seconds=0.1) as (reader, writer):
+        writer.write(head)
+        said = await asyncio.wait_for(reader.read(), 5)
+    assert said.startswith(b"HTTP/1.1 401") and said.endswith(b"\r\n\r\nno")
