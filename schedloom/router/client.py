@@ -73,6 +73,8 @@ class HttpUpstream:
             connection.abort()
 
     def _dispatch(self, connection: Connection, request: UpstreamRequest) -> Exchange:
+        if connection.transport.is_closing():
+            raise ConnectFailed(f"{request.origin} closed the connection as it was made")
         if request.dispatch_by is not None and connection.loop.time() >= request.dispatch_by:
             connection.rest()
             raise TooLate(f"{request.origin} was not reached in time")

@@ -212,6 +212,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = 0.0
         self._paused = False
+        self._said_goodbye = False
 
     def send(self, request: UpstreamRequest, head: bytes) -> Exchange:
         assert self._exchange is None
@@ -245,6 +246,7 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if self.transport.can_write_eof():
+            self._said_goodbye = True
             self._outbox.empty()
             self.transport.write_eof()
             self.resume()
@@ -267,7 +269,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._hand_on()
             self._break(BrokenOff(f"answer is not HTTP: {error}"))
         if self._body:
@@ -312,7 +314,7 @@ class Connection(asyncio.Protocol):
             self._headers.clear()
         self._exchange = None
         exchange.finish()
-        if self._parser.should_keep_alive() and not self.transport.is_closing():
+        if self._parser.should_keep_alive() and not (self._said_goodbye or self.transport.is_closing()):
             if self._paused:
                 self.resume()
             self.rest()

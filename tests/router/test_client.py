@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from schedloom.router.client import HttpUpstream
+from schedloom.router.serve import listen
 from schedloom.router.upstream import (
     BrokenOff,
     ConnectFailed,
@@ -219,6 +220,33 @@ async def test_nobody_there_is_told_at_once(upstream: HttpUpstream) -> None:
             await ask(upstream, f"http://127.0.0.1:{unused.getsockname()[1]}")
 
 
+async def hang_up(listener: socket.socket) -> None:
+    """On whoever calls, at once."""
+    loop = asyncio.get_running_loop()
+    while True:
+        (await loop.sock_accept(listener))[0].close()
+
+
+@pytest.mark.parametrize("others", [0, 7])
+async def test_an_engine_that_closes_what_it_just_accepted_is_told_at_once(upstream: HttpUpstream, others: int) -> None:
+    listener = listen("127.0.0.1", 0)
+    closing = asyncio.create_task(hang_up(listener))
+    origin = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    for _ in range(5):
+        asked = [asyncio.wait_for(ask(upstream, origin), 1) for _ in range(1 + others)]
+        ends = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(end) for end in ends} <= {ConnectFailed, BrokenOff}
+    closing.cancel()
+    listener.close()
+
+
+async def test_no_protocol_is_switched_to(upstream: HttpUpstream) -> None:
+    switching = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+    async with raw_server(Server(switching)) as origin:
+        with pytest.raises(BrokenOff, match="not HTTP"):
+            await ask(upstream, origin)
+
+
 async def test_silence_before_and_within_an_answer_ends(upstream: HttpUpstream) -> None:
     for parts, first_byte, silence in (([], 0.1, 60), ([CHUNKED[:BODY_AT]], 60, 0.1)):
         server = Server(parts)
@@ -403,6 +431,29 @@ async def test_an_answer_given_before_the_engine_noticed_is_still_heard(
         task.cancel()
         await asyncio.sleep(0.1)
     assert heard == [(200, b"ok")]
+
+
+async def test_a_connection_on_which_goodbye_was_said_is_not_used_again(upstream: HttpUpstream) -> None:
+    """Although its engine would keep it, and nobody could write to it."""
+    connections = 0
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"body")
+        await asyncio.sleep(0.05)
+        writer.write(OK)
+        await asyncio.sleep(0.3)
+
+    heard: list[object] = []
+    async with raw_server(server) as origin:
+        task = asyncio.create_task(upstream.send(post(origin, on_late_answer=lambda *said: heard.append(said))))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.sleep(0.1)
+        assert heard == [(200, b"ok")]
+        assert await ask(upstream, origin) == b"ok"
+    assert connections == 2
 
 
 async def test_an_engine_that_had_not_finished_is_cancelled_at_once(upstream: HttpUpstream) -> None:
