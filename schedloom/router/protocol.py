@@ -16,7 +16,7 @@ from schedloom.router.dialect import DIALECTS
 from schedloom.router.exchange import ClientExchange
 from schedloom.router.failures import busy, error_body
 from schedloom.router.outbox import Outbox
-from schedloom.router.upstream import Header
+from schedloom.router.upstream import Header, lines_of
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 _HEAD = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -82,7 +82,6 @@ class ClientConnection(asyncio.Protocol):
         self._target = b""
         self._bytes_beside = 0
         self._in_body = False
-        self._is_last = False
         self._is_refusing = False
         self._arriving: ClientExchange | None = None
         self._answering: ClientExchange | None = None
@@ -117,8 +116,8 @@ class ClientConnection(asyncio.Protocol):
         self._bytes_beside += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._is_last = True
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._decline_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             return self._refuse(400, "The request is not HTTP/1.1.", "invalid_http")
         if self._bytes_beside > self._clients.limits.max_header_bytes:
@@ -128,6 +127,18 @@ class ClientConnection(asyncio.Protocol):
         elif self._bytes_beside:
             self._allow(self._clients.heads, self._head_is_late)
         return None
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Read the request again as one that asks for no other protocol: it would be read without its body."""
+        parser, self._parser = self._parser, httptools.HttpRequestParser(self)
+        target, self._target = self._target, b""
+        headers, self._headers = self._headers, []
+        self._bytes_beside = 0
+        if parser.get_method() == b"CONNECT":
+            return self._refuse(400, "The request is not HTTP/1.1.", "invalid_http")
+        line = b"%b %b HTTP/%b\r\n" % (parser.get_method(), target, parser.get_http_version().encode())
+        kept = lines_of(header for header in headers if header[0] != b"upgrade")
+        return self.data_received(line + kept + b"\r\n" + rest)
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -146,6 +157,8 @@ class ClientConnection(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self._parser.should_upgrade():
+            return None
         if self._running is not None:
             self._arrived()
         self._resting_since = None
@@ -179,6 +192,8 @@ class ClientConnection(asyncio.Protocol):
             self._arriving.body_arrived(body)
 
     def on_message_complete(self) -> None:
+        if not self._in_body:
+            return
         if self._running is not None:
             self._arrived()
         self._in_body = False
@@ -208,7 +223,7 @@ class ClientConnection(asyncio.Protocol):
     def answered(self, keep: bool) -> None:
         """An answer is written to its end."""
         self._answering = None
-        if not keep or self._is_last or self._clients.leaving:
+        if not keep or self._clients.leaving:
             self.close()
         elif self._arriving is None or self._asked:
             self._go_on()

@@ -94,9 +94,26 @@ async def test_a_client_that_waits_to_be_told_to_go_on_is_told() -> None:
         assert (await reader.read()).endswith(b"POST /a  ok")
 
 
-async def test_an_upgrade_is_not_made() -> None:
-    said = await asked(b"GET /a HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
-    assert said.startswith(b"HTTP/1.1 200") and said.endswith(b"GET /a  ")
+UPGRADE = b"host: x\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: a\r\n"
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+@pytest.mark.parametrize(
+    ("framed", "body"), [(b"content-length: 2", b"ok"), (b"transfer-encoding: chunked", b"2\r\nok\r\n0\r\n\r\n")]
+)
+async def test_an_upgrade_is_not_made_and_its_request_is_answered(pause: float, framed: bytes, body: bytes) -> None:
+    """As the client in Java's standard library asks for one, with its first request."""
+    async with connected() as (reader, writer):
+        for part in (b"POST /a?b HTTP/1.1\r\n", UPGRADE + framed + b"\r\n\r\n", body, END):
+            writer.write(part)
+            await asyncio.sleep(pause)
+        said = await asyncio.wait_for(reader.read(), 5)
+    assert b"POST /a b ok" in said and said.endswith(b"GET /end  ")
+
+
+async def test_a_tunnel_is_not_made() -> None:
+    for target in (b"elsewhere:80", b"/a"):
+        assert (await asked(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target)).startswith(b"HTTP/1.1 400")
 
 
 async def test_requests_that_come_at_once_are_answered_in_order() -> None:
