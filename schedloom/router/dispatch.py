@@ -13,9 +13,9 @@ from schedloom.core.routing import Leg
 from schedloom.router.call import Call
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Target, Worker
-from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, answered, session_value
+from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, session_value
 from schedloom.router.learning import Lessons
-from schedloom.router.relay import Outcome, relay
+from schedloom.router.relay import Outcome, failure_of, relay
 from schedloom.router.reply import Reply
 from schedloom.router.settings import RouterSettings
 from schedloom.router.sse import parsed, tells_an_error
@@ -105,7 +105,7 @@ class Dispatcher:
                 service.failed()
                 raise self._unreachable(worker, "Prefiller", error) from error
         if response.status != 200:
-            raise Failure(response.status, body, answered(response.headers))
+            raise failure_of(response, body)
         if not body.startswith(b"{") and tells_an_error(body):
             raise Failure.own(502, "The Prefiller failed.", "prefill_failed")
         return body

@@ -55,7 +55,16 @@ def relay(response: UpstreamResponse, reply: Reply, *, local: bool, marked: bool
 
 
 async def _failed(response: UpstreamResponse) -> Outcome:
-    raise Failure(response.status, await response.read_all(), answered(response.headers))
+    raise failure_of(response, await response.read_all())
+
+
+def failure_of(response: UpstreamResponse, body: bytes) -> Failure:
+    """What an engine says in place of an answer. Errors alone travel as they came: anything else, as a redirection, is
+    no business of a client.
+    """
+    if not 400 <= response.status <= 599:
+        return Failure.own(502, "The engine answered with neither output nor an error.", "unexpected_status")
+    return Failure(response.status, body, answered(response.headers))
 
 
 async def _relay_whole(response: UpstreamResponse, reply: Reply, local: bool, marked: bool) -> Outcome:

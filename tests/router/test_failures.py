@@ -40,7 +40,7 @@ async def with_owner(bench: Make) -> tuple[Bench, FakeEngine, FakeEngine]:
 
 
 @STREAMS
-@pytest.mark.parametrize("status", [400, 404, 422, 429, 500, 503])
+@pytest.mark.parametrize("status", [400, 404, 408, 422, 429, 500, 503, 504])
 async def test_a_prefillers_error_keeps_its_status_and_body(bench: Make, stream: bool, status: int) -> None:
     p, d = prefiller(), decoder()
     router = await bench(p, d)
@@ -54,7 +54,7 @@ async def test_a_prefillers_error_keeps_its_status_and_body(bench: Make, stream:
 
 
 @STREAMS
-@pytest.mark.parametrize("status", [400, 500, 503])
+@pytest.mark.parametrize("status", [400, 408, 422, 429, 500, 503, 504])
 async def test_a_decoders_error_keeps_its_status_and_body(bench: Make, stream: bool, status: int) -> None:
     p, d = prefiller(), decoder()
     router = await bench(p, d)
@@ -63,6 +63,20 @@ async def test_a_decoders_error_keeps_its_status_and_body(bench: Make, stream: b
     assert (received.status, received.json["error"]["message"]) == (status, "decoder says no")
     assert received.headers["content-type"] == "application/json"
     assert len(router.sessions) == 0
+
+
+@STREAMS
+@pytest.mark.parametrize("status", [201, 204, 302, 304, 600])
+@pytest.mark.parametrize("failing", [0, 1])
+async def test_what_is_neither_output_nor_an_error_is_a_clear_error(
+    bench: Make, stream: bool, status: int, failing: int
+) -> None:
+    engines = [prefiller(), decoder()]
+    router = await bench(*engines)
+    engines[failing].script = [Answer(status, b"text/html", [b"elsewhere"], [(b"location", b"http://10.0.0.7")])]
+    received = await router.client.chat("s", stream=stream)
+    assert (received.status, received.json["error"]["code"]) == (502, "unexpected_status")
+    assert "location" not in received.headers and len(router.sessions) == 0
 
 
 @pytest.mark.parametrize(
