@@ -291,9 +291,10 @@ class Fleet:
             raise _nobody("Decoder")
 
     def has_others(self, avoid: Collection[Worker]) -> bool:
-        """Whether the roles of ``avoid`` could be taken by somebody else."""
-        roles = (_admitted(self._usable_prefillers), _admitted(self._usable_decoders))
-        return any(set(able) & set(avoid) and set(able) - set(avoid) for able in roles)
+        """Whether the roles of ``avoid`` could be taken by somebody else, whatever became of them meanwhile."""
+        prefillers = self._usable_prefillers if any(one.can_prefill for one in avoid) else []
+        decoders = self._usable_decoders if any(one.can_decode for one in avoid) else []
+        return not {*_admitted(prefillers), *_admitted(decoders)}.issubset(avoid)
 
 
 def _admitted(pool: list[Worker]) -> list[Worker]:

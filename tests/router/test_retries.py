@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
+from schedloom.router.breaker import CONSECUTIVE_FAILURES
 from schedloom.router.upstream import BrokenOff, ConnectFailed
 from tests.router.conftest import Make
-from tests.router.fakes import BROKEN, EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
+from tests.router.fakes import BROKEN, EVENTS, Answer, FakeEngine, Seen, decoder, event_bytes, prefiller
 
 pytestmark = pytest.mark.anyio
 
@@ -55,6 +56,33 @@ async def test_another_decoder_is_tried_with_a_fresh_prefill(bench: Make, troubl
     ids = [seen.headers["x-request-id"] for engine in prefillers for seen in engine.seen]
     assert len(set(ids)) == 2
     assert decoders[1].seen[0].headers["x-request-id"] == ids[1] or decoders[1].seen[0].headers["x-request-id"] in ids
+
+
+@pytest.mark.parametrize("role", [0, 1])
+async def test_the_failure_that_has_an_engine_left_out_is_tried_again_too(bench: Make, role: int) -> None:
+    pools = engines()
+    router = await bench(*pools[0], *pools[1])
+    for _ in range(30):
+        await router.client.chat()
+    bad = pools[role][0]
+    bad.seen.clear()
+    bad.always = Answer.error(500)
+    assert {(await router.client.chat()).status for _ in range(30)} == {200}
+    assert len(bad.seen) == CONSECUTIVE_FAILURES
+
+
+@pytest.mark.parametrize("role", [0, 1])
+async def test_what_an_engine_broke_off_is_tried_again_when_it_is_down_by_then(bench: Make, role: int) -> None:
+    pools = engines()
+    router = await bench(*pools[0], *pools[1])
+
+    async def die(seen: Seen) -> Answer:
+        pools[role][0].reachable = False
+        await router.app.membership.look_at_all()
+        return Answer(200, b"application/json", [BROKEN])
+
+    pools[role][0].script = [die]
+    assert (await router.client.chat()).status == 200
 
 
 async def test_an_error_event_before_output_counts_as_an_error(bench: Make) -> None:
@@ -126,14 +154,15 @@ async def test_after_a_failed_local_attempt_another_decoder_serves(bench: Make) 
     assert router.count("retries_total") == 0
 
 
-async def test_second_tries_do_not_become_a_storm(bench: Make) -> None:
-    prefillers, decoders = engines()
-    router = await bench(*prefillers, *decoders)
-    for engine in prefillers:
+@pytest.mark.parametrize("role", [0, 1])
+async def test_second_tries_do_not_become_a_storm(bench: Make, role: int) -> None:
+    pools = engines()
+    router = await bench(*pools[0], *pools[1])
+    for engine in pools[role]:
         engine.always = Answer.error(500)
     for _ in range(1000):
         assert (await router.client.chat()).status == 500
-    assert sum(len(engine.seen) for engine in prefillers) <= 1200
+    assert sum(len(engine.seen) for engine in pools[role]) <= 1200
 
 
 @pytest.mark.parametrize("trouble", [Answer.error(500), Answer(200, b"application/json", [BROKEN])])
