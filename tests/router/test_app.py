@@ -17,7 +17,7 @@ from schedloom.core.routing import Attempt, Route, SessionOwner
 from schedloom.core.wire import Role
 from schedloom.router.serve import told_to_stop
 from tests.router.conftest import Bench, Make
-from tests.router.fakes import contract, decoder, prefiller
+from tests.router.fakes import Answer, contract, decoder, prefiller
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,9 @@ async def test_from_the_signal_on_nothing_new_is_taken(bench: Make) -> None:
 
 UNLISTED = (
     "/ /pause /abort_requests /update_weights /collective_rpc /invocations /schedloom/contract /server_info "
-    "/v1 /v1/chat/completions/ /v1//chat/completions /docs"
+    "/v1 /v1/chat/completions/ /v1//chat/completions /docs /resume /sleep /wake_up /is_sleeping /init_weight_transfer "
+    "/reset_prefix_cache /reset_mm_cache /tokenizer_info /v1/load_lora_adapter /v1/unload_lora_adapter /load /ping "
+    "/scale_elastic_ep /inference/v1/generate /start_profile /stop_profile /pooling /classify /score /redoc /config"
 )
 
 
@@ -60,6 +62,34 @@ async def test_what_is_not_listed_does_not_exist(bench: Make, path: str) -> None
     for received in (await router.client.get(path), await router.client.post(path, {})):
         assert (received.status, received.json["error"]["code"]) == (404, "not_found")
     assert p.seen == d.seen == []
+
+
+async def test_what_went_wrong_within_is_for_the_log_only(
+    bench: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("at 0x7f00 of /etc/secret")
+
+    router = await bench(prefiller(), decoder())
+    monkeypatch.setattr(router.app.door.pipeline, "serve", fail)
+    received = await router.client.chat("s")
+    assert (received.status, received.json["error"]["code"]) == (500, "internal_error")
+    assert b"0x7f00" not in received.body and "0x7f00" in caplog.text
+    assert router.count("requests_total", route="none", outcome="failed") == 1
+
+
+async def test_no_log_names_a_session(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    for status in (200, 500, 503, 400):
+        d.script = [] if status == 200 else [Answer.error(status)]
+        for _ in range(2):
+            assert await router.client.chat("secret-session", conversation_id="secret-too")
+    d.reachable = False
+    await router.client.chat("secret-session")
+    await router.app.membership.look_at_all()
+    assert "engine-1" in caplog.text and "secret" not in caplog.text
 
 
 async def test_a_wrong_method_is_told(bench: Make) -> None:

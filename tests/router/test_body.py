@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from schedloom.router.body import GenerationBody
 from schedloom.router.failures import Failure
+from schedloom.router.headers import session_value
 from tests.router.conftest import Make
 from tests.router.fakes import Answer, decoder, prefiller, transfer_parameters
 
@@ -204,6 +207,12 @@ async def test_headers_reach_engines_from_a_list_only(bench: Make) -> None:
         "X-Data-Parallel-Rank": "1",
         "X-Request-Id": "mine",
         "X-Prefiller-Url": "http://evil",
+        "X-Prefiller-Host-Port": "evil:1",
+        "X-Vllm-Priority": "-9",
+        "X-Session-Token": "other",
+        "X-Forwarded-For": "10.0.0.1",
+        "Host": "evil",
+        "Content-Type": "text/evil",
         "Cookie": "a=b",
         "traceparent": "00-1-2-01",
         "X-Session-ID": "s",
@@ -242,6 +251,15 @@ async def test_any_session_key_travels_as_a_safe_header(bench: Make, session: st
     await router.client.chat(conversation_id=session)
     assert {seen.headers["x-session-id"] for seen in p.seen + d.seen} == {header}
     assert d.seen[1].is_local_attempt
+
+
+def test_no_session_key_can_leave_its_header_or_be_taken_for_another() -> None:
+    chance = random.Random(5)
+    for _ in range(5_000):
+        session = "".join(chance.choices("%%4A\r\n\0:; é\u2028" + chr(chance.randrange(256)), k=6))
+        value = session_value(session)
+        assert all(0x21 <= byte <= 0x7E for byte in value)
+        assert unquote(value.decode()) == session
 
 
 @pytest.mark.anyio

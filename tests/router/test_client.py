@@ -158,7 +158,18 @@ async def test_an_answer_cut_short_is_never_taken_for_whole(upstream: HttpUpstre
             await ask(upstream, origin)
 
 
-@pytest.mark.parametrize("nonsense", [b"SMTP\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"])
+SMUGGLED = [b"a\rx-evil: 1", b"a\nx-evil: 1", b"a\0b", b"a\r\n folded", b"a\r\nContent-Length: 2"]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"SMTP\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        *[b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: 2\r\n\r\nok" % value for value in SMUGGLED],
+    ],
+)
 async def test_what_is_not_http_is_refused(upstream: HttpUpstream, nonsense: bytes) -> None:
     async with raw_server(Server(nonsense)) as origin:
         with pytest.raises(BrokenOff, match="not HTTP"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,31 @@ async def test_a_stream_that_breaks_ends_in_an_error_event(
     assert received.objects[:-1] == [ROLE, WORD]
     assert "error" in received.objects[-1] and "[DONE]" not in received.events
     assert len(router.sessions) == 0
+
+
+FINISH = {"id": "x", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+WHOLE: Any = b"".join(map(event_bytes, [ROLE, WORD, FINISH, "[DONE]"]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rest", [[BROKEN], []])
+@pytest.mark.parametrize("local", [False, True])
+async def test_wherever_a_stream_is_cut_it_ends_in_an_error_or_is_answered_anew(
+    bench: Make, rest: list[Exception], local: bool
+) -> None:
+    router, p, d = await with_owner(bench)
+    for cut in range(len(WHOLE)):
+        await router.app.membership.look_at_all()
+        assert (await router.client.chat("s")).status == 200
+        asked = len(p.seen)
+        d.script = [Answer(200, EVENTS, [WHOLE[:cut], *rest])]
+        received = await router.client.chat("s" if local else None, stream=True)
+        if received.status != 200:
+            assert not local and b"word" not in received.body
+        elif received.decision == "fallback":
+            assert received.events[-1] == "[DONE]" and len(p.seen) == asked + 1
+        else:
+            assert "error" in received.objects[-1] and "[DONE]" not in received.events
+            assert len(p.seen) == asked + (not local)
 
 
 async def test_a_whole_answer_that_breaks_is_an_error_and_not_half_an_answer(bench: Make) -> None:

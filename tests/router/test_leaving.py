@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -35,9 +35,8 @@ async def town(p: FakeEngine, d: FakeEngine) -> AsyncIterator[tuple[str, int]]:
         yield host, int(port)
 
 
-async def until_more(engine: FakeEngine, name: str, before: int) -> None:
-    have = {"seen": lambda: len(engine.seen), "cancelled": lambda: engine.cancelled}[name]
-    while have() == before:
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
         await asyncio.sleep(0)
 
 
@@ -46,11 +45,11 @@ async def leave_once(address: tuple[str, int], engine: FakeEngine) -> float:
     asked, cancelled = len(engine.seen), engine.cancelled
     _, writer = await asyncio.open_connection(*address)
     writer.write(ASK)
-    await asyncio.wait_for(until_more(engine, "seen", asked), 5)
+    await asyncio.wait_for(until(lambda: len(engine.seen) > asked), 5)
     await asyncio.sleep(0.002)
     left = time.monotonic()
     writer.close()
-    await asyncio.wait_for(until_more(engine, "cancelled", cancelled), 5)
+    await asyncio.wait_for(until(lambda: engine.cancelled > cancelled), 5)
     return time.monotonic() - left
 
 

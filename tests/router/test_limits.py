@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 
@@ -161,6 +162,7 @@ async def test_a_full_router_refuses_before_it_reads_and_goes_on_when_there_is_r
         refused = await exchange(address, post(body=b"{"), post(CLOSE, body=b"{"))
         assert refused.count(b"HTTP/1.1 503 Service Unavailable") == refused.count(b"retry-after: 1") == 2
         assert refused.count(b'"code":"overloaded"') == 2
+        assert await seconds_to_a_refusal(address) < 0.01
         assert (await exchange(address, post(CLOSE, path=b"/v1/metaserver?x"))).startswith(b"HTTP/1.1 404")
         assert (await exchange(address, b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")).startswith(b"HTTP/1.1 200")
         go.set()
@@ -169,6 +171,19 @@ async def test_a_full_router_refuses_before_it_reads_and_goes_on_when_there_is_r
     labels = {"route": "none", "outcome": "failed"}
     assert (app.metrics.registry.get_sample_value("schedloom_router_requests_total", labels) or 0) >= 2
     await app.close()
+
+
+async def seconds_to_a_refusal(address: tuple[str, int]) -> float:
+    """The median of some."""
+    reader, writer = await asyncio.open_connection(*address)
+    seconds = []
+    for _ in range(21):
+        asked = time.monotonic()
+        writer.write(post(body=b"{"))
+        await reader.readuntil(b'"overloaded"}}')
+        seconds.append(time.monotonic() - asked)
+    writer.close()
+    return sorted(seconds)[10]
 
 
 @pytest.mark.parametrize("host", [b"x/e?", b"evil@x", b"", b"x#/v1/models"])

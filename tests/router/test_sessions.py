@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from schedloom.core.routing import SessionOwner
@@ -54,6 +56,20 @@ async def test_a_flood_of_sessions_stays_bounded() -> None:
     for number in range(10_000):
         await sessions.bind(key(str(number)), OWNER)
     assert len(sessions) == 100
+
+
+@pytest.mark.parametrize("length", [36, 256])
+async def test_a_full_table_takes_little_memory(length: int) -> None:
+    tracemalloc.start()
+    try:
+        sessions = MemorySessions(10_000, 60, Clock())
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(30_000):
+            await sessions.bind(SessionKey("tenant", "model", f"{number:>{length}}"), OWNER)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < 10_000 * 64 * 2**20 / 100_000
 
 
 async def test_idle_sessions_are_forgotten_and_used_ones_are_not() -> None:

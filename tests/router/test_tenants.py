@@ -8,6 +8,7 @@ import pytest
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.settings import router_settings
+from schedloom.router.tenants import Tenants
 from tests.router.client import Received
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import FakeEngine, decoder, prefiller
@@ -46,6 +47,14 @@ async def test_without_a_known_key_nothing_is_served(
     assert "key-1" not in received.body.decode()
     assert (await router.client.get("/v1/models")).status == 401
     assert p.seen == d.seen == []
+
+
+def test_keys_are_compared_as_digests_of_one_length() -> None:
+    """So that neither the time of a look-up nor the table tells anything of them."""
+    settings = router_settings({"workers": [{"url": "http://h:1"}], "api_keys": KEYS})
+    tenants = Tenants(settings)
+    assert {len(known) for known in tenants._known} == {64} and len(tenants._known) == len(KEYS)
+    assert not any(one["key"].encode() in known for known in tenants._known for one in KEYS)
 
 
 async def test_every_key_of_a_tenant_reaches_its_sessions(town: tuple[Bench, FakeEngine, FakeEngine]) -> None:
