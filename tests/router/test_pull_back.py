@@ -49,6 +49,22 @@ async def test_the_next_turn_pulls_what_was_kept(bench: Make, stream: bool) -> N
     assert router.count("tokenize_seconds_count") == 2
 
 
+async def test_events_arrive_as_they_are_made(bench: Make) -> None:
+    """Although they are read on their way, for what the Decoder keeps."""
+    fleet, begun = Fleet(), asyncio.Event()
+    router = await started(bench, fleet)
+    router.client.on_start = begun.set
+
+    async def slowly(seen: Seen) -> Answer:
+        whole = fleet.d._ordinary(seen)
+        return Answer(200, whole.kind, [*whole.steps[:2], begun, *whole.steps[2:]])
+
+    fleet.d.script = [slowly]
+    first = await asyncio.wait_for(router.client.chat("s", messages=HELLO, stream=True), 5)
+    assert (first.text, first.decision) == (" word word word", "pd")
+    assert (await router.client.chat("s", messages=history("more"))).decision == "pull_back"
+
+
 @STREAMS
 @pytest.mark.parametrize("asked", [None, True])
 async def test_clients_see_no_more_than_they_asked_for(bench: Make, stream: bool, asked: bool | None) -> None:
