@@ -37,7 +37,7 @@ class Exchange(UpstreamResponse):
         self._request = request
         self._loop = connection.loop
         self._chunks: list[bytes] = []
-        self._all: list[bytes] = []
+        self._all: list[bytes] | None = None if request.on_late_answer is None else []
         self._last_activity = self.sent_at = connection.loop.time()
 
     async def read(self) -> bytes:
@@ -100,7 +100,7 @@ class Exchange(UpstreamResponse):
 
     def _tell_late_answer(self) -> None:
         if self._request.on_late_answer is not None:
-            self._request.on_late_answer(self.status, b"".join(self._all))
+            self._request.on_late_answer(self.status, b"".join(self._all or ()))
 
     def news(self) -> asyncio.Future[None]:
         """Done when there is something new. Raises what the exchange failed with."""
@@ -148,14 +148,20 @@ class Exchange(UpstreamResponse):
         """All that arrived at once, which is read at once; it is taken out of ``parts``."""
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
-        if self._request.on_late_answer is not None:
+        if self._all is not None:
             self._all.append(data)
         elif self._abandoned:
             return self._connection.abort()
         self._body_begun = True
         self._last_activity = self._loop.time()
         if self._sink is not None:
-            return self._pour(self._sink, data)
+            try:
+                if self._sink(data):
+                    return None
+            except Exception as error:
+                self._raised = error
+            self._sink = None
+            return self._wake()
         self._chunks.append(data)
         self._buffered += len(data)
         if self._buffered > _READ_AHEAD:
@@ -163,15 +169,6 @@ class Exchange(UpstreamResponse):
         if self._waiter is not None:
             self._wake()
         return None
-
-    def _pour(self, sink: Callable[[bytes], bool], data: bytes) -> None:
-        try:
-            if sink(data):
-                return
-        except Exception as error:
-            self._raised = error
-        self._sink = None
-        self._wake()
 
     def finish(self) -> None:
         self._complete = True
@@ -273,7 +270,9 @@ class Connection(asyncio.Protocol):
             self._hand_on()
             self._break(BrokenOff(f"answer is not HTTP: {error}"))
         if self._body:
-            self._hand_on()
+            if self._exchange is not None:
+                self._exchange.body_arrived(self._body)
+            self._body.clear()
 
     def eof_received(self) -> bool:
         return False
