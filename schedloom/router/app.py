@@ -24,7 +24,7 @@ from schedloom.router.events.none import NobodyTells
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import build_fleet
 from schedloom.router.gate import Gate
-from schedloom.router.headers import ClientHeaders
+from schedloom.router.headers import ClientHeaders, SessionNames
 from schedloom.router.learning import Lessons
 from schedloom.router.line import ClientGone, line_of
 from schedloom.router.membership import Membership
@@ -81,7 +81,9 @@ class RouterApp:
         gate = Gate(settings.max_in_flight, settings.max_waiting, settings.waiting_timeout_seconds)
         deadlines = Deadlines(settings.request_timeout_seconds)
         traces = None if settings.traces is None else Traces(settings.traces, chance)
-        self.door = Door(pipeline, Tenants(settings), gate, self.metrics, deadlines, settings.max_body_bytes, traces)
+        names = SessionNames(settings.session_names) if settings.session_names else None
+        limit = settings.max_body_bytes
+        self.door = Door(pipeline, Tenants(settings), gate, self.metrics, deadlines, limit, traces, names)
         self._created = int(time.time())
         self._routes = self._route_table()
 

@@ -12,7 +12,7 @@ from schedloom.core.routing import RouteRequest
 from schedloom.router.body import NO_MARKS, GenerationBody, Marks
 from schedloom.router.dialect import DIALECTS
 from schedloom.router.fleet import Worker
-from schedloom.router.headers import ClientHeaders, session_of
+from schedloom.router.headers import ClientHeaders, SessionNames, session_of
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tenants import EVERYBODY, Tenant
 
@@ -89,10 +89,12 @@ def new_request_id() -> str:
     return random.getrandbits(128).to_bytes(16, "big").hex()
 
 
-def read_call(path: str, headers: ClientHeaders, raw: bytes, tenant: Tenant = EVERYBODY) -> Call:
+def read_call(
+    path: str, headers: ClientHeaders, raw: bytes, tenant: Tenant = EVERYBODY, names: SessionNames | None = None
+) -> Call:
     """Raises Failure (400) for what cannot be understood."""
     body = GenerationBody(raw, tenant.salt)
-    session = session_of(headers, body.conversation)
+    session = session_of(headers, body.conversation, names, body.fields)
     if session is None or not DIALECTS[path].turn:
         return Call(path, body, headers, None, None)
     key = SessionKey(tenant.name, body.model, session)

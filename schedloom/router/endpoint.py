@@ -15,7 +15,7 @@ from schedloom.router.deadlines import Deadlines
 from schedloom.router.dialect import DIALECTS
 from schedloom.router.failures import Failure
 from schedloom.router.gate import Gate
-from schedloom.router.headers import ClientHeaders
+from schedloom.router.headers import ClientHeaders, SessionNames
 from schedloom.router.line import ClientGone, Line, line_of
 from schedloom.router.metrics import Metrics
 from schedloom.router.pipeline import Pipeline
@@ -39,6 +39,7 @@ class Door:
     deadlines: Deadlines
     max_body_bytes: int
     traces: Traces | None
+    session_names: SessionNames | None = None
     draining: bool = False
 
 
@@ -85,7 +86,7 @@ class Generation:
         raw = line.arrived(door.max_body_bytes)
         if raw is None:
             raw = await read_body(receive, door.max_body_bytes)
-        call = read_call(self._path, headers, raw, tenant)
+        call = read_call(self._path, headers, raw, tenant, door.session_names)
         if door.traces is not None:
             call.trace = reply.trace = door.traces.begin(self._path, call.model, headers)
         with Watch(line, door.deadlines):

@@ -22,6 +22,9 @@ HINT_PREFIX = b"x-schedloom-"
 MAX_SESSION_CHARACTERS = 256
 _MAX_HINT_CHARACTERS = 64
 
+Fields = Mapping[str, object]
+
+_NOTHING: Fields = MappingProxyType({})
 _NO_HINTS: Mapping[str, str] = MappingProxyType({})
 _TRACING = frozenset({TRACE_PARENT_HEADER, b"tracestate"})
 _ANSWERED = frozenset({b"content-type", b"retry-after"})
@@ -43,6 +46,10 @@ class ClientHeaders:
         self.session = given[SESSION_HEADER].decode("latin-1").strip() or None if SESSION_HEADER in given else None
         self.tracing = [] if _TRACING.isdisjoint(given) else [header for header in headers if header[0] in _TRACING]
 
+    def named(self, name: str) -> str | None:
+        """The header ``name``, if it says anything."""
+        return self._given.get(name.lower().encode(), b"").decode("latin-1").strip() or None
+
     @property
     def trace_state(self) -> list[Header]:
         """What of ``tracing`` holds for every span of a trace."""
@@ -59,9 +66,35 @@ class ClientHeaders:
         }
 
 
-def session_of(headers: ClientHeaders, conversation: str | None) -> str | None:
-    """The client's session key: the header wins over the body. Raises Failure (400) for a long one."""
+class SessionNames:
+    """Further places where a client may name its session: headers, and, beginning with ``$.``, paths in its body."""
+
+    def __init__(self, places: Sequence[str]) -> None:
+        self._places = [place.removeprefix("$.").split(".") if place.startswith("$.") else place for place in places]
+
+    def first(self, headers: ClientHeaders, fields: Fields) -> str | None:
+        for place in self._places:
+            named = headers.named(place) if isinstance(place, str) else _string_at(place, fields)
+            if named:
+                return named
+        return None
+
+
+def _string_at(path: Sequence[str], value: object) -> str | None:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def session_of(
+    headers: ClientHeaders, conversation: str | None, names: SessionNames | None = None, fields: Fields = _NOTHING
+) -> str | None:
+    """The client's session key: the header wins over the body, and both over further ``names``, of which the first
+    that is there counts. Raises Failure (400) for a long one.
+    """
     session = headers.session or conversation
+    if session is None and names is not None:
+        session = names.first(headers, fields)
     if session is not None and len(session) > MAX_SESSION_CHARACTERS:
         message = f"A session id must not be longer than {MAX_SESSION_CHARACTERS} characters."
         raise Failure.own(400, message, "session_id_too_long")

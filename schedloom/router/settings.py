@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +21,10 @@ OWNER_POLICY = "session_owner"
 PULL_BACK_POLICY = "pull_back"
 
 BY_OPTIONS = "--prefill URL and --decode URL"
+
+_CREDENTIALS = ("authorization", "cookie", "proxy-authorization")
+_HEADER_NAME = re.compile(r"[\w!#%&'*+.^`|~-]+", re.ASCII).fullmatch
+_PATH = re.compile(r"\$(\.[^.]+)+").fullmatch
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -57,6 +62,14 @@ class WorkerSettings(StrictSettings):
     url: Annotated[str, AfterValidator(_checked_url)]
     role: Literal["prefill", "decode"] | None = None
     contract: DeclaredContract | None = None
+
+
+def _checked_session_name(place: str) -> str:
+    if place.lower() in _CREDENTIALS:
+        raise ValueError(f"{place!r} carries credentials, which engines would be told as a session")
+    if not (_HEADER_NAME(place) or _PATH(place)):
+        raise ValueError(f"{place!r} is neither a header's name nor a path in the body, as $.metadata.session")
+    return place
 
 
 def _checked_store(url: str) -> str:
@@ -112,6 +125,9 @@ class RouterSettings(StrictSettings):
     ``waiting_timeout_seconds``. A request that its Decoder hands back for lack of KV
     blocks is continued elsewhere at most ``max_continuations`` times; 0 keeps Decoders from handing any back.
 
+    ``session_names`` are further places where clients name their sessions, after the usual ones and in this order:
+    headers, and paths of strings in the body, as ``$.metadata.session``.
+
     ``callback_url`` is where engines reach this router, for those that ask it for prefills; without one it is
     ``host`` and ``port``.
 
@@ -157,6 +173,7 @@ class RouterSettings(StrictSettings):
     session_capacity: Annotated[int, Field(ge=1)] = 100_000
     session_idle_seconds: Seconds = 3600.0
     traces: TraceSettings | None = None
+    session_names: list[Annotated[str, AfterValidator(_checked_session_name)]] = []
     session_store: Annotated[str, AfterValidator(_checked_store)] | None = None
 
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**10

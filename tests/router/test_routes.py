@@ -133,6 +133,27 @@ async def test_the_engines_own_session_id_comes_last_and_goes_by_header_too(benc
     assert sessions == ["a", "a", "b", "a"] and not any("session_id" in seen.body for seen in p.seen + d.seen)
 
 
+async def test_sessions_may_be_named_in_further_places_in_one_order(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d, session_names=["X-Chat", "$.metadata.chat", "$.user"])
+    body = BODIES["/v1/completions"]
+    asked: list[tuple[dict[str, str], dict[str, Any], str | None]] = [
+        ({}, {"user": "u"}, "u"),
+        ({}, {"user": "u", "metadata": {"chat": "m"}}, "m"),
+        ({"x-chat": "h"}, {"user": "u", "metadata": {"chat": "m"}}, "h"),
+        ({"x-chat": "h"}, {"session_id": "own"}, "own"),
+        ({"x-chat": " "}, {"user": "u"}, "u"),
+        ({}, {"user": 5, "metadata": ["chat"]}, None),
+        ({}, {"metadata": {"chat": {"a": "b"}}}, None),
+    ]
+    for headers, more, session in asked:
+        assert (await router.client.post("/v1/completions", body | more, headers)).status == 200
+        assert d.seen[-1].headers.get("x-session-id") == session
+        assert all(d.seen[-1].body[key] == value for key, value in more.items() if key != "session_id")
+    assert (await router.client.post("/v1/completions", body, {"X-Chat": "u"})).decision == "append"
+    assert (await router.client.post("/v1/completions", body | {"user": "x" * 257})).status == 400
+
+
 @pytest.mark.parametrize("value", ["", None, 5, ["a"], {"a": 1}])
 async def test_a_conversation_id_that_names_nothing_is_no_session(bench: Make, value: Any) -> None:
     p, d = prefiller(), decoder()

@@ -58,6 +58,9 @@ def test_the_switch_names_the_policy_and_keeps_a_named_ones_settings() -> None:
             {"workers": WORKERS, "handoff_timeout_seconds": 0},
             "handoff_timeout_seconds: must be greater",
         ),
+        ({"workers": WORKERS, "session_names": ["a b"]}, "neither a header's name nor a path in the body"),
+        ({"workers": WORKERS, "session_names": ["$.a..b"]}, "neither a header's name nor a path in the body"),
+        ({"workers": WORKERS, "session_names": ["Cookie"]}, "carries credentials"),
         ({"workers": [{"url": "http://h:1", "contract": {"role": "consumer"}}]}, "workers[0].contract.models"),
         ({"workers": [declared(block_size=True)]}, "workers[0].contract.block_size: must be a number, not True"),
         (
