@@ -292,15 +292,18 @@ class Connection(asyncio.Protocol):
 
     # httptools
 
+    def on_message_begin(self) -> None:
+        """What nobody asked for must not be read as the answer to the next request."""
+        if self._exchange is None:
+            self.abort()
+
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         headers = list(self._headers.items())
         if not b"".join(self._headers).islower():
             headers = [(name.lower(), value) for name, value in headers]
         self._headers.clear()
-        if self._exchange is None:
-            self.abort()
-        elif status >= 200:
+        if self._exchange is not None and status >= 200:
             self._exchange.head_arrived(status, headers)
 
     def on_message_complete(self) -> None:

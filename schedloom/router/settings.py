@@ -22,6 +22,7 @@ PULL_BACK_POLICY = "pull_back"
 
 BY_OPTIONS = "--prefill URL and --decode URL"
 
+_VISIBLE = re.compile(r"[\x21-\x7e]+").fullmatch
 _CREDENTIALS = ("authorization", "cookie", "proxy-authorization")
 _HEADER_NAME = re.compile(r"[\w!#%&'*+.^`|~-]+", re.ASCII).fullmatch
 _PATH = re.compile(r"\$(\.[^.]+)+").fullmatch
@@ -35,7 +36,7 @@ def _checked_url(url: str) -> str:
         _ = parts.port
     except ValueError as error:
         raise ValueError(f"{url!r} has no usable port, 1 to 65535; write it as http://host:port") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or not _VISIBLE(url):
         raise ValueError(f"{url!r} is not an engine's address; write it as http://host:port")
     if parts.query or parts.fragment or parts.username:
         raise ValueError(f"{url!r} carries more than an address; write it as http://host:port")
@@ -62,6 +63,12 @@ class WorkerSettings(StrictSettings):
     url: Annotated[str, AfterValidator(_checked_url)]
     role: Literal["prefill", "decode"] | None = None
     contract: DeclaredContract | None = None
+
+
+def _checked_key(key: SecretStr) -> SecretStr:
+    if not _VISIBLE(key.get_secret_value()):
+        raise ValueError("it must be of visible ASCII characters, to be sent in a header")
+    return key
 
 
 def _checked_session_name(place: str) -> str:
@@ -182,7 +189,7 @@ class RouterSettings(StrictSettings):
     api_keys: list[ApiKeySettings] = []
     secret: SecretStr | None = None
     share_prefix_across_tenants: bool = False
-    engine_api_key: SecretStr | None = None
+    engine_api_key: Annotated[SecretStr, AfterValidator(_checked_key)] | None = None
     forward_authorization: bool = False
 
     @property

@@ -251,6 +251,22 @@ async def test_an_engine_that_closes_what_it_just_accepted_is_told_at_once(upstr
     listener.close()
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("unasked", [OK, b"H", b"HTTP/1.1 200 OK\r\nX-Of: another\r\nX-Rest: "])
+async def test_what_was_not_asked_for_is_no_answer_to_the_next_request(
+    upstream: HttpUpstream, unasked: bytes, at_once: bool
+) -> None:
+    server = Server([OK + unasked] if at_once else [OK, unasked], OK, OK)
+    async with raw_server(server) as origin:
+        assert await ask(upstream, origin) == b"ok"
+        await asyncio.sleep(0.05)
+        response = await upstream.send(post(origin))
+        assert header(response.headers, b"x-of") is None
+        assert await response.read_all() == b"ok"
+        response.close()
+    assert server.connections == 2
+
+
 async def test_no_protocol_is_switched_to(upstream: HttpUpstream) -> None:
     switching = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
     async with raw_server(Server(switching)) as origin:
