@@ -109,8 +109,10 @@ class Attempts:
         """
         giver = self._fleet.find(reply.owner.worker) if reply.owner is not None else None
         givers = [giver] if giver is not None else []
+        request_id = reply.request_id = new_request_id()
+        reply.owner = None
         self._selection.resumer(givers)
-        passage = Resumption(call, reply, reply.decision, new_request_id(), self._selection, givers)
+        passage = Resumption(call, reply, reply.decision, request_id, self._selection, givers)
         return await self._transfers[self._fleet.mode].serve(passage)
 
     def _pass(
@@ -123,7 +125,9 @@ class Attempts:
         may_repeat: bool = True,
     ) -> Awaitable[Outcome]:
         self._fleet.require_decoder()
-        passage = Passage(call, reply, decision, new_request_id(), self._selection, tried, target, may_repeat)
+        request_id = new_request_id()
+        reply.decision, reply.request_id, reply.owner = decision, request_id, None
+        passage = Passage(call, reply, decision, request_id, self._selection, tried, target, may_repeat)
         return self._transfers[self._fleet.mode].serve(passage)
 
     async def close(self) -> None:

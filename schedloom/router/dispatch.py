@@ -12,7 +12,7 @@ from schedloom.core.continuation import CONTINUABLE_KEY
 from schedloom.core.routing import Leg
 from schedloom.router.call import Call
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Target, Worker
+from schedloom.router.fleet import Service, Target, Worker
 from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, session_value
 from schedloom.router.learning import Lessons
 from schedloom.router.relay import Outcome, failure_of, relay
@@ -32,6 +32,7 @@ from schedloom.router.upstream import (
 
 log = logging.getLogger(__name__)
 
+_KEY_REFUSED = (401, 403)
 _REQUEST_ID = REQUEST_ID_HEADER + b": "
 
 
@@ -87,10 +88,10 @@ class Dispatcher:
         self._settle_seconds = settings.handoff_settle_seconds
         self._forwards_authorization = settings.forward_authorization
         self._engine_authorization = _bearer(settings)
+        self._refusing: set[tuple[str, str]] = set()
 
     async def prefill(self, call: Call, dispatch: Dispatch) -> bytes:
         """A Prefiller's whole answer, streamed or not. Raises Failure with the Prefiller's own error."""
-        worker = dispatch.target.worker
         with self._lessons.serving(call, dispatch, Leg.PREFILL) as service:
             try:
                 dispatch.sent = True
@@ -103,9 +104,11 @@ class Dispatcher:
                     response.close()
             except UpstreamError as error:
                 service.failed()
-                raise self._unreachable(worker, "Prefiller", error) from error
-        if response.status != 200:
-            raise failure_of(response, body)
+                raise self._unreachable(dispatch, "Prefiller", error) from error
+            if response.status != 200:
+                refusal = failure_of(response, body)
+                self._check_key(refusal, dispatch, service, "Prefiller")
+                raise refusal
         if not body.startswith(b"{") and tells_an_error(body):
             raise Failure.own(502, "The Prefiller failed.", "prefill_failed")
         return body
@@ -116,7 +119,7 @@ class Dispatcher:
         """Have a Decoder answer the client."""
         worker = dispatch.target.worker
         marked = CONTINUABLE_KEY in call.marks and worker.resumes
-        reply.about(decision, dispatch.request_id, dispatch.target.owner)
+        reply.decision, reply.request_id, reply.owner = decision, dispatch.request_id, dispatch.target.owner
         with self._lessons.serving(call, dispatch, Leg.APPEND if local else Leg.DECODE) as service:
             try:
                 dispatch.sent = True
@@ -127,11 +130,16 @@ class Dispatcher:
                 finally:
                     response.close()
             except TooLate:
+                reply.owner = None
+                raise
+            except Failure as refusal:
+                self._check_key(refusal, dispatch, service, "Decoder")
                 raise
             except UpstreamError as error:
                 service.failed()
-                failure = self._unreachable(worker, "Decoder", error)
+                failure = self._unreachable(dispatch, "Decoder", error)
                 if not reply.started:
+                    reply.owner = None
                     raise failure from error
                 await reply.break_off("The engine broke off its answer.", "incomplete_answer")
                 return Outcome.BROKEN
@@ -177,8 +185,29 @@ class Dispatcher:
             headers.append((b"authorization", authorization))
         return lines_of(headers)
 
-    def _unreachable(self, worker: Worker, kind: str, error: UpstreamError) -> Failure:
-        log.warning("%s: %s", worker.name, error)
+    def _check_key(self, refusal: Failure, dispatch: Dispatch, service: Service, kind: str) -> None:
+        """Raises Failure (502) for a refused key, which is the client's own only where that is forwarded."""
+        if refusal.status not in _KEY_REFUSED or self._forwards_authorization:
+            return
+        service.failed()
+        self._complain_of_key(dispatch.target, refusal.status)
+        message = f"The {kind} refused the router's key; whoever runs the router can mend that, its clients cannot."
+        raise Failure.own(502, message, "engine_refused_key")
+
+    def _complain_of_key(self, target: Target, status: int) -> None:
+        """Once for each life of an engine."""
+        life = (target.name, target.owner.epoch)
+        if life not in self._refusing:
+            self._refusing.add(life)
+            shown = "the router's key" if self._engine_authorization else "requests without a key"
+            log.warning(
+                "%s refuses %s (status %d): set engine_api_key to the key that it was started with",
+                *(target.name, shown, status),
+            )
+
+    def _unreachable(self, dispatch: Dispatch, kind: str, error: UpstreamError) -> Failure:
+        worker = dispatch.target.worker
+        log.warning("%s: %s (request %s)", worker.name, error, dispatch.request_id)
         self._suspect(worker)
         if isinstance(error, ConnectFailed):
             return Unreached.own(503, f"The {kind} could not be reached.", "engine_unreachable")

@@ -124,6 +124,8 @@ def answered_lines(headers: Sequence[Header]) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def lines_about(decision: str, decoder: str) -> bytes:
-    """How an answer came about, up to the request's id, which follows."""
-    about = [(DECISION_HEADER, decision.encode()), (DECODER_HEADER, decoder.encode())]
+    """How an answer came about, up to the request's id, which follows. ``decoder`` is empty where it is of none."""
+    about = [(DECISION_HEADER, decision.encode())]
+    if decoder:
+        about.append((DECODER_HEADER, decoder.encode()))
     return lines_of(about) + REQUEST_ID_HEADER + b": "

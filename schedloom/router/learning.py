@@ -61,8 +61,9 @@ class _Observed(Service):
         self._call = call
         self._target = target
         self._leg = leg
-        self._trace = None if call.trace is None else call.trace.attempt(leg.value, target.name, target.rank)
-        if self._trace is not None:
+        self._trace = None
+        if call.trace is not None:
+            self._trace = call.trace.attempt(leg.value, target.name, target.rank, dispatch.request_id)
             dispatch.lines += (self._trace.lines,)
         self._begun = 0.0
         self._before = (0, 0)
@@ -90,7 +91,7 @@ class _Observed(Service):
         report = self._report(kind)
         self._lessons.tell(self._call, report)
         if self._trace is not None:
-            self._trace.end(report)
+            self._trace.end(report, self._status)
 
     def _report(self, kind: type[BaseException] | None) -> AttemptReport:
         prompt, cached, output = (_last(pattern, self._tail) for pattern in _TOKENS.values())

@@ -25,12 +25,13 @@ class Reply:
 
     ``on_start`` is called with the decision as the first byte leaves, ``on_success`` with this reply when an engine's
     answer is known to be complete, before its last bytes leave: whoever reads the end may rely on what was recorded.
+    ``decision``, ``request_id`` and ``owner`` are of the attempt that the answer will be of, a later one in place of an
+    earlier; ``owner`` is the Decoder, where the answer is one's. ``status`` is what was answered, if anything was.
     ``story`` is kept of a request that an engine may hand back, ``turn`` of one whose KV a Prefiller may pull later.
     ``trace`` is of a request that is traced. ``write`` is the line's.
     """
 
     __slots__ = (
-        "_about",
         "_line",
         "decision",
         "dialect",
@@ -38,7 +39,9 @@ class Reply:
         "on_start",
         "on_success",
         "owner",
+        "request_id",
         "started",
+        "status",
         "story",
         "succeeded",
         "trace",
@@ -51,7 +54,9 @@ class Reply:
         self.started = False
         self.ended = False
         self.succeeded = False
+        self.status = 0
         self.decision = ""
+        self.request_id = ""
         self.owner: SessionOwner | None = None
         self.story: Story | None = None
         self.turn: Turn | None = None
@@ -60,13 +65,6 @@ class Reply:
         self.on_success: Callable[[Reply], Awaitable[None] | None] | None = None
         self.write = line.write
         self._line = line
-        self._about = b""
-
-    def about(self, decision: str, request_id: str, owner: SessionOwner) -> None:
-        """Which attempt the answer will be of; a later attempt replaces an earlier one."""
-        self.decision = decision
-        self.owner = owner
-        self._about = b"%b%b\r\n" % (lines_about(decision, owner.worker), request_id.encode())
 
     def whole(self, status: int, lines: bytes, body: bytes) -> bool:
         """Returns whether all of it was taken at once; otherwise ``drained`` is to be awaited.
@@ -118,6 +116,10 @@ class Reply:
 
     def _start(self, status: int, lines: bytes, framed: bool) -> None:
         self.started = True
+        self.status = status
         if self.on_start is not None:
             self.on_start(self.decision)
-        self._line.start(status, lines + self._about, framed)
+        if self.request_id:
+            decoder = "" if self.owner is None else self.owner.worker
+            lines += b"%b%b\r\n" % (lines_about(self.decision, decoder), self.request_id.encode())
+        self._line.start(status, lines, framed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from schedloom.router.reply import Reply
+
+_Told = str | int | float
 
 _EXPORT_SECONDS = 5.0
 _LAST_SECONDS = 2.0
@@ -67,10 +70,9 @@ class Traces:
         about = {"http.route": path, "gen_ai.request.model": model}
         return Trace(self, self._tracer.start_span(f"POST {path}", parent, SpanKind.SERVER, about))
 
-    def attempt(self, name: str, within: Context, engine: str, rank: int) -> Span:
+    def attempt(self, name: str, within: Context, about: Mapping[str, str | int]) -> Span:
         from opentelemetry.trace import SpanKind
 
-        about: dict[str, str | int] = {"schedloom.engine": engine, "schedloom.rank": rank}
         return self._tracer.start_span(name, within, SpanKind.CLIENT, about)
 
     async def close(self) -> None:
@@ -94,13 +96,24 @@ class Trace:
         self._span = span
         self._context = set_span_in_context(span)
 
-    def attempt(self, name: str, engine: str, rank: int) -> AttemptTrace:
-        return AttemptTrace(self._traces.attempt(name, self._context, engine, rank))
+    def attempt(self, name: str, engine: str, rank: int, request_id: str) -> AttemptTrace:
+        about: dict[str, str | int] = {
+            "schedloom.engine": engine,
+            "schedloom.rank": rank,
+            "schedloom.request_id": request_id,
+        }
+        return AttemptTrace(self._traces.attempt(name, self._context, about))
 
     def end(self, reply: Reply, outcome: str) -> None:
         from opentelemetry.trace import StatusCode
 
-        self._span.set_attributes({"schedloom.decision": reply.decision or "none", "schedloom.outcome": outcome})
+        told = {
+            "schedloom.decision": reply.decision or "none",
+            "schedloom.outcome": outcome,
+            "schedloom.request_id": reply.request_id or None,
+            "http.response.status_code": reply.status or None,
+        }
+        self._span.set_attributes(_without_gaps(told))
         if outcome in ("failed", "broken"):
             self._span.set_status(StatusCode.ERROR)
         self._span.end()
@@ -118,20 +131,27 @@ class AttemptTrace:
         known = self._span.get_span_context()
         return lines_of([(TRACE_PARENT_HEADER, b"00-%032x-%016x-01" % (known.trace_id, known.span_id))])
 
-    def end(self, report: AttemptReport) -> None:
+    def end(self, report: AttemptReport, status: int) -> None:
+        """``status`` is what the engine answered, if anything."""
         from opentelemetry.trace import StatusCode
 
+        is_refused = report.ending is Ending.LEFT and 400 <= status < 500
         told = {
-            "schedloom.ending": report.ending.value,
+            "schedloom.ending": "refused" if is_refused else report.ending.value,
+            "http.response.status_code": status or None,
             "schedloom.first_byte_seconds": report.first_byte,
             "gen_ai.usage.input_tokens": report.prompt_tokens,
             "gen_ai.usage.output_tokens": report.output_tokens,
             "schedloom.cached_tokens": report.cached_tokens,
         }
-        self._span.set_attributes({name: value for name, value in told.items() if value is not None})
+        self._span.set_attributes(_without_gaps(told))
         if report.ending is Ending.FAILED:
             self._span.set_status(StatusCode.ERROR)
         self._span.end()
+
+
+def _without_gaps(told: Mapping[str, _Told | None]) -> dict[str, _Told]:
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _is_sampled(parent: bytes) -> bool:

@@ -67,6 +67,60 @@ async def test_a_decoders_error_keeps_its_status_and_body(bench: Make, stream: b
 
 
 @STREAMS
+@pytest.mark.parametrize("status", [400, 404, 429, 503])
+async def test_what_a_prefiller_refuses_tells_its_route_and_request(bench: Make, stream: bool, status: int) -> None:
+    router, p, d = await with_owner(bench)
+    d.holds = False
+    for session, route in ((None, "pd"), ("s", "fallback")):
+        p.script = [Answer.error(status)]
+        received = await router.client.chat(session, stream=stream)
+        assert (received.status, received.decision) == (status, route)
+        assert received.headers["x-request-id"] == p.seen[-1].headers["x-request-id"]
+        assert "x-schedloom-decoder" not in received.headers
+        outcome = "refused" if status < 500 else "failed"
+        assert router.count("requests_total", route=route, outcome=outcome) == 1
+
+
+@STREAMS
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("key", [None, "engine-key"])
+@pytest.mark.parametrize("failing", [0, 1])
+async def test_an_engine_that_refuses_the_routers_key_is_no_fault_of_the_client(
+    bench: Make, stream: bool, status: int, key: str | None, failing: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines = [prefiller(), decoder()]
+    router = await bench(*engines, engine_api_key=key)
+    engines[failing].always = Answer.of({"error": "Unauthorized"}, status)
+    for _ in range(3):
+        received = await router.client.chat("s", stream=stream)
+        assert (received.status, received.json["error"]["code"]) == (502, "engine_refused_key")
+        assert ("Prefiller", "Decoder")[failing] in received.json["error"]["message"]
+        assert received.decision == "pd" and "engine-key" not in received.body.decode()
+    (told,) = [record.getMessage() for record in caplog.records if "engine_api_key" in record.getMessage()]
+    assert told.startswith(f"engine-{failing} refuses ") and "engine-key" not in told
+    assert ("without a key" in told) == (key is None)
+    assert router.count("requests_total", route="pd", outcome="failed") == 3
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+async def test_another_engine_may_take_the_key_that_one_refuses(bench: Make, failing: int) -> None:
+    engines = [prefiller(0), prefiller(1), decoder(0), decoder(1)]
+    engines[failing].always = Answer.of({"error": "Unauthorized"}, 401)
+    router = await bench(*engines)
+    for _ in range(3):
+        assert (await router.client.chat()).status == 200
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+async def test_a_key_of_the_clients_own_is_refused_to_the_client(bench: Make, failing: int) -> None:
+    engines = [prefiller(), decoder()]
+    router = await bench(*engines, forward_authorization=True)
+    engines[failing].always = Answer.of({"error": "Unauthorized"}, 401)
+    received = await router.client.chat("s")
+    assert (received.status, received.json) == (401, {"error": "Unauthorized"})
+
+
+@STREAMS
 @pytest.mark.parametrize("status", [201, 204, 302, 304, 600])
 @pytest.mark.parametrize("failing", [0, 1])
 async def test_what_is_neither_output_nor_an_error_is_a_clear_error(
@@ -93,6 +147,7 @@ async def test_an_unreachable_engine_is_a_clear_error(bench: Make, error: Except
         received = await router.client.chat("s", stream=stream)
         assert received.status == status
         assert received.json["error"]["type"] == "server_error"
+        assert received.decision == "pd" and "x-schedloom-decoder" not in received.headers
         assert len(router.sessions) == 0
 
 
@@ -248,7 +303,7 @@ async def test_a_late_hand_over_is_prefilled_again_once(bench: Make) -> None:
     assert len({seen.headers["x-request-id"] for seen in p.seen}) == 2
     router.upstream.too_late = 2
     received = await router.client.chat("t")
-    assert received.status == 504
+    assert received.status == 504 and "x-schedloom-decoder" not in received.headers
     assert (len(p.seen), len(d.seen)) == (4, 1)
 
 
@@ -313,8 +368,7 @@ async def test_a_client_that_leaves_reaches_the_engines_in_every_phase(bench: Ma
     assert router.in_flight == [0, 0]
     assert len(p.seen) + len(d.seen) == dispatched
     route = "append" if phase.startswith("append") else "pd"
-    expected = "none" if phase == "prefill" else route
-    assert router.count("requests_total", route=expected, outcome="client_left") == 1
+    assert router.count("requests_total", route=route, outcome="client_left") == 1
 
 
 async def test_a_client_that_leaves_at_the_end_mark_still_had_its_turn(bench: Make) -> None:

@@ -108,6 +108,19 @@ async def test_what_failed_is_told_as_such(bench: Make) -> None:
     assert endings == {"prefill": ("answered", True), "decode": ("failed", False)}
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+async def test_what_an_engine_refused_is_told_with_its_status(bench: Make, failing: int) -> None:
+    engines = [prefiller(), decoder()]
+    engines[failing].always = Answer.error(422)
+    router = await bench(*engines)
+    told = traced(router)
+    received = await post(router, TRACED)
+    *attempts, request = map(attributes, await told())
+    assert (attempts[-1]["schedloom.ending"], attempts[-1]["http.response.status_code"]) == ("refused", 422)
+    assert (request["schedloom.outcome"], request["http.response.status_code"]) == ("refused", 422)
+    assert {one["schedloom.request_id"] for one in (*attempts, request)} == {received.headers["x-request-id"]}
+
+
 def test_where_nobody_collects_them_is_told_at_once() -> None:
     with pytest.raises(ValueError, match="is not the address of a collector"):
         TraceSettings(endpoint="collector:4318")

@@ -43,6 +43,7 @@ class LayerwiseTransfer:
         try:
             await asyncio.wait({prefill, decode}, return_when=asyncio.FIRST_COMPLETED)
             if not decode.done() and prefill.exception() is not None and passage.reply.started == had_begun:
+                passage.reply.owner = None
                 await prefill
             return await decode
         except (Failure, TooLate) as error:

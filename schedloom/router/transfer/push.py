@@ -62,6 +62,7 @@ class PushTransfer:
             await asyncio.wait({prefill, decode}, return_when=asyncio.FIRST_COMPLETED)
             if not decode.done() and prefill.exception() is not None and reply.started == had_begun:
                 dispatch.abandon()
+                reply.owner = None
                 await prefill
             return await decode
         except (Failure, TooLate, asyncio.CancelledError) as error:
