@@ -31,6 +31,8 @@ class Failure(Exception):
     Either the router's own error or an engine's, whose status and body are kept as they came.
     """
 
+    is_own = False
+
     def __init__(self, status: int, body: bytes, headers: Headers = ()) -> None:
         super().__init__(status, body)
         self.status = status
@@ -39,7 +41,9 @@ class Failure(Exception):
 
     @classmethod
     def own(cls, status: int, message: str, code: str, param: str | None = None) -> Failure:
-        return cls(status, error_body(status, message, code, param))
+        failure = cls(status, error_body(status, message, code, param))
+        failure.is_own = True
+        return failure
 
     def retry_after(self, seconds: int) -> Failure:
         self.headers.append((b"retry-after", b"%d" % seconds))

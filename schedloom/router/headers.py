@@ -17,6 +17,7 @@ REQUEST_ID_HEADER = b"x-request-id"
 DECISION_HEADER = b"x-schedloom-decision"
 DECODER_HEADER = b"x-schedloom-decoder"
 TRACE_PARENT_HEADER = b"traceparent"
+API_KEY_HEADER = b"x-api-key"
 HINT_PREFIX = b"x-schedloom-"
 
 MAX_SESSION_CHARACTERS = 256
@@ -35,7 +36,8 @@ _PLAIN = re.compile(r"[\w.:/-]+", re.ASCII).fullmatch
 class ClientHeaders:
     """What the router reads from a client's headers; everything else is dropped.
 
-    ``hints`` are for routing policies: what begins with ``x-schedloom-``, by the rest of the name.
+    ``authorization`` is made of a key in Anthropic's header where there is none. ``hints`` are for routing policies:
+    what begins with ``x-schedloom-``, by the rest of the name.
     """
 
     __slots__ = ("_given", "authorization", "session", "tracing")
@@ -43,6 +45,8 @@ class ClientHeaders:
     def __init__(self, headers: Sequence[Header]) -> None:
         self._given = given = dict(headers)
         self.authorization = given.get(b"authorization")
+        if self.authorization is None and API_KEY_HEADER in given:
+            self.authorization = b"Bearer " + given[API_KEY_HEADER]
         self.session = given[SESSION_HEADER].decode("latin-1").strip() or None if SESSION_HEADER in given else None
         self.tracing = [] if _TRACING.isdisjoint(given) else [header for header in headers if header[0] in _TRACING]
 

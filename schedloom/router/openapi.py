@@ -9,6 +9,7 @@ from schedloom import __version__
 from schedloom.router.dialect import DIALECTS
 from schedloom.router.guard import EXTRA_ARGUMENTS, SESSION_KEYS
 from schedloom.router.headers import (
+    API_KEY_HEADER,
     DECISION_HEADER,
     DECODER_HEADER,
     MAX_SESSION_CHARACTERS,
@@ -85,11 +86,14 @@ def openapi(routes: Mapping[str, Iterable[str]]) -> _Plain:
             "version": __version__,
             "description": "What a request may hold is judged by the engines; this tells what the router makes of it.",
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"x-api-key": []}],
         "paths": {path: {one.lower(): _operation(path, one) for one in ways} for path, ways in sorted(routes.items())},
         "components": {
             "schemas": {"Error": _error_schema()},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": _name(API_KEY_HEADER)},
+            },
         },
     }
 
@@ -156,11 +160,11 @@ def _failure(meaning: str) -> _Plain:
 
 
 def _error_schema() -> _Plain:
-    """OpenAI's shape. An engine's own codes are numbers."""
+    """OpenAI's shape, and Anthropic's, which has a type beside the error. An engine's own codes are numbers."""
     texts = {"message": {"type": "string"}, "type": {"type": "string"}}
     more = {"param": {"type": ["string", "null"]}, "code": {"type": ["string", "integer", "null"]}}
     error = {"type": "object", "required": ["message", "type"], "properties": texts | more}
-    return {"type": "object", "required": ["error"], "properties": {"error": error}}
+    return {"type": "object", "required": ["error"], "properties": {"type": {"const": "error"}, "error": error}}
 
 
 def _name(header: bytes) -> str:

@@ -101,7 +101,8 @@ class Reply:
         lines = lines_of(failure.headers)
         if not any(name == b"content-type" for name, _ in failure.headers):
             lines += JSON
-        await self.page(failure.status, lines, failure.body)
+        body = self.dialect.failure(failure.body) if failure.is_own else failure.body
+        await self.page(failure.status, lines, body)
 
     async def stop(self, failure: Failure) -> None:
         """The router itself gives up: an error in place of an answer, or in the midst of one."""

@@ -13,6 +13,7 @@ from schedloom.router.failures import Failure
 from schedloom.router.settings import ApiKeySettings, RouterSettings
 
 _PREFIX = b"bearer "
+_NO_KEY = "An API key is needed: send it as 'Authorization: Bearer KEY', or as 'x-api-key: KEY'."
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Tenants:
         if not self._known:
             return EVERYBODY
         if authorization is None or authorization[: len(_PREFIX)].lower() != _PREFIX:
-            raise Failure.own(401, "An API key is needed: send it as 'Authorization: Bearer KEY'.", "no_api_key")
+            raise Failure.own(401, _NO_KEY, "no_api_key")
         tenant = self._known.get(_digest(authorization[len(_PREFIX) :].strip()))
         if tenant is None:
             raise Failure.own(401, "The API key is not known.", "unknown_api_key")

@@ -204,6 +204,7 @@ async def test_headers_reach_engines_from_a_list_only(bench: Make) -> None:
     router = await bench(p, d, engine_api_key="engine-key")
     sent = {
         "Authorization": "Bearer client-key",
+        "X-Api-Key": "client-key",
         "X-Data-Parallel-Rank": "1",
         "X-Request-Id": "mine",
         "X-Prefiller-Url": "http://evil",
@@ -237,7 +238,9 @@ async def test_the_clients_authorization_travels_only_where_configured(bench: Ma
     router = await bench(p, d, forward_authorization=True)
     await router.client.post("/v1/chat/completions", CHAT, {"Authorization": "Bearer x"})
     await router.client.post("/v1/chat/completions", CHAT)
-    assert [seen.headers.get("authorization") for seen in d.seen] == [None, "Bearer x", None]
+    await router.client.post("/v1/chat/completions", CHAT, {"x-api-key": "y"})
+    assert [seen.headers.get("authorization") for seen in d.seen] == [None, "Bearer x", None, "Bearer y"]
+    assert not any("x-api-key" in seen.headers for seen in p.seen + d.seen)
 
 
 @pytest.mark.anyio

@@ -95,6 +95,27 @@ async def test_what_clients_may_not_say_is_removed_everywhere(bench: Make, path:
     }
 
 
+@pytest.mark.parametrize("path", [MESSAGES, "/v1/messages/count_tokens"])
+async def test_the_routers_errors_to_clients_of_messages_are_of_their_api(bench: Make, path: str) -> None:
+    d = decoder()
+    router = await bench(prefiller(), d, api_keys=[{"key": "some-key-1", "tenant": "t"}])
+    key = {"x-api-key": "some-key-1"}
+    refused = await router.client.post(path, BODY)
+    wrong = await router.client.post(path, b"{", key)
+    d.script = [Answer(200, EVENTS, [BROKEN])]
+    failed = await router.client.post(path, BODY, key)
+    kinds = {401: "authentication_error", 400: "invalid_request_error", 502: "api_error"}
+    for received in (refused, wrong, failed):
+        error = received.json["error"]
+        assert received.json == {
+            "type": "error",
+            "error": {"type": kinds.pop(received.status), "message": error["message"]},
+        }
+    assert kinds == {}
+    d.script = [Answer.error(422, "as it came")]
+    assert (await router.client.post(path, BODY, key)).json["error"]["message"] == "as it came"
+
+
 async def test_an_engine_that_does_not_serve_an_api_says_so(bench: Make) -> None:
     d = decoder()
     router = await bench(prefiller(), d)

@@ -49,6 +49,18 @@ async def test_without_a_known_key_nothing_is_served(
     assert p.seen == d.seen == []
 
 
+async def test_a_key_may_stand_in_anthropics_header_where_no_other_does(
+    town: tuple[Bench, FakeEngine, FakeEngine],
+) -> None:
+    router, p, d = town
+    for path in ("/v1/messages", "/v1/chat/completions"):
+        assert (await router.client.post(path, CHAT, {"x-api-key": "alpha-key-1"})).status == 200
+        assert (await router.client.post(path, CHAT, {"x-api-key": "wrong"})).status == 401
+        both = {"Authorization": "Bearer wrong", "x-api-key": "alpha-key-1"}
+        assert (await router.client.post(path, CHAT, both)).status == 401
+    assert not any(seen.headers.keys() & {"x-api-key", "authorization"} for seen in p.seen + d.seen)
+
+
 def test_keys_are_compared_as_digests_of_one_length() -> None:
     """So that neither the time of a look-up nor the table tells anything of them."""
     settings = router_settings({"workers": [{"url": "http://h:1"}], "api_keys": KEYS})
