@@ -29,7 +29,7 @@ from schedloom.router.learning import Lessons
 from schedloom.router.line import ClientGone, line_of
 from schedloom.router.membership import Membership
 from schedloom.router.metrics import Metrics
-from schedloom.router.openapi import OPENAPI_PATH, openapi
+from schedloom.router.openapi import MODEL_PATH, MODELS_PATH, OPENAPI_PATH, openapi
 from schedloom.router.patience import PatientSessions
 from schedloom.router.pipeline import Pipeline
 from schedloom.router.reply import JSON, Reply
@@ -96,7 +96,8 @@ class RouterApp:
     @property
     def openapi(self) -> dict[str, Any]:
         """The description of what is in the route table."""
-        return openapi({path: methods for path, (methods, _) in self._routes.items()})
+        routes = {path: methods for path, (methods, _) in self._routes.items()}
+        return openapi(routes | {MODEL_PATH: _READ})
 
     def drain(self) -> None:
         """Take no new requests; those under way go on."""
@@ -121,31 +122,47 @@ class RouterApp:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
             return _nothing()
-        methods, endpoint = self._routes.get(scope["path"], ((), _not_found))
+        methods, endpoint = self._routes.get(scope["path"]) or self._below(scope["path"])
         if methods and scope["method"] not in methods:
             endpoint = _WrongMethod(methods)
         return endpoint(scope, receive, send)
 
-    def _route_table(self) -> dict[str, tuple[tuple[str, ...], ASGIApp]]:
+    def _below(self, path: str) -> _Served:
+        """What is served at a path that is not in the table."""
+        if not path.startswith(MODELS_PATH + "/"):
+            return (), _not_found
+        name = path.removeprefix(MODELS_PATH + "/")
+        return _READ, _Page(lambda: self._model(name), self.door.tenants)
+
+    def _route_table(self) -> dict[str, _Served]:
         pages = {
             "/health": _Page(self._health),
             "/ready": _Page(self._ready),
             "/version": _Page(self._version),
             OPENAPI_PATH: _Page(self._openapi),
             "/metrics": _Page(self._metrics_page),
-            "/v1/models": _Page(self._models, self.door.tenants),
+            MODELS_PATH: _Page(self._models, self.door.tenants),
         }
         callbacks = {CALLBACK_PATH: (("POST",), _CallbackPage(self._attempts.callbacks))}
         generation = {path: (("POST",), Generation(path, self.door)) for path in DIALECTS}
-        return generation | callbacks | {path: (("GET", "HEAD"), page) for path, page in pages.items()}
+        return generation | callbacks | {path: (_READ, page) for path, page in pages.items()}
 
     def _models(self) -> _Content:
+        return 200, JSON, orjson.dumps({"object": "list", "data": [*self._models_here().values()]})
+
+    def _model(self, name: str) -> _Content:
+        """Raises Failure (404) when no Decoder that is there has it."""
+        model = self._models_here().get(name)
+        if model is None:
+            raise Failure.own(404, f"The model {name!r} does not exist.", "model_not_found", "model")
+        return 200, JSON, orjson.dumps(model)
+
+    def _models_here(self) -> dict[str, dict[str, Any]]:
         lengths = {
             name: worker.contract.max_model_len for worker in self.fleet.decoders for name in worker.contract.models
         }
         common = {"object": "model", "created": self._created, "owned_by": "vllm"}
-        models = [{"id": name, **common, "max_model_len": length} for name, length in lengths.items()]
-        return 200, JSON, orjson.dumps({"object": "list", "data": models})
+        return {name: {"id": name, **common, "max_model_len": length} for name, length in lengths.items()}
 
     def _health(self) -> _Content:
         return 200, JSON, b'{"status":"ok"}'
@@ -168,9 +185,16 @@ class RouterApp:
 _Content = tuple[int, bytes, bytes]
 """The status, the header lines, and the body."""
 
+_Served = tuple[tuple[str, ...], ASGIApp]
+"""The methods, and what answers them."""
+
+_READ = ("GET", "HEAD")
+
 
 class _Page:
-    """A page that needs no more of a request than, where ``tenants`` are given, its API key."""
+    """A page that needs no more of a request than, where ``tenants`` are given, its API key. ``content`` may raise
+    Failure.
+    """
 
     def __init__(self, content: Callable[[], _Content], tenants: Tenants | None = None) -> None:
         self._content = content
@@ -181,9 +205,10 @@ class _Page:
         try:
             if self._tenants is not None:
                 self._tenants.of(ClientHeaders(scope["headers"]).authorization)
+            content = self._content()
         except Failure as failure:
             return await reply.fail(failure)
-        await reply.page(*self._content())
+        await reply.page(*content)
 
 
 class _CallbackPage:

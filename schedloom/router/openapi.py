@@ -19,6 +19,8 @@ from schedloom.router.headers import (
 from schedloom.router.transfer.callbacks import CALLBACK_PATH
 
 OPENAPI_PATH = "/openapi.json"
+MODELS_PATH = "/v1/models"
+MODEL_PATH = MODELS_PATH + "/{id}"
 
 _Plain = dict[str, Any]
 
@@ -31,7 +33,8 @@ _SUMMARIES = {
     "/tokenize": "The token ids of a text, by one Decoder",
     "/detokenize": "The text of token ids, by one Decoder",
     CALLBACK_PATH: "Where Decoders ask for prefills, each at an address that only it was told",
-    "/v1/models": "The models of the Decoders that are there",
+    MODELS_PATH: "The models of the Decoders that are there",
+    MODEL_PATH: "One of them; its id may hold slashes",
     "/health": "The process lives",
     "/ready": "Whether a Prefiller and a Decoder are there, and the router is not shutting down",
     "/version": "The version of schedloom",
@@ -73,7 +76,10 @@ _FAILURES = {
 }
 """How a request for engines fails. Everything else of it is judged by the engines."""
 
+_MODEL_ID: _Plain = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
 _OF_CALLBACKS = (400, 404, 408, 413, 431)
+_NO_MODEL = "No Decoder that is there has this model"
 _NOT_EXPECTED = "No request waits for this callback"
 
 
@@ -105,7 +111,8 @@ def _operation(path: str, method: str) -> _Plain:
     if path == CALLBACK_PATH:
         failures = {str(status): _failure(_FAILURES.get(status, _NOT_EXPECTED)) for status in _OF_CALLBACKS}
         return summary | {"security": [{}], "requestBody": _json_body({}), "responses": {"200": _json(), **failures}}
-    return summary | {"responses": _page(path, with_body=method != "HEAD")}
+    page = summary | {"responses": _page(path, with_body=method != "HEAD")}
+    return page | {"parameters": [_MODEL_ID]} if path == MODEL_PATH else page
 
 
 def _parameters(path: str) -> list[_Plain]:
@@ -145,8 +152,10 @@ def _page(path: str, *, with_body: bool) -> _Plain:
     pages = {"200": found if with_body else {"description": "The same without its body"}}
     if path == "/ready":
         pages["503"] = {**found, "description": "Not ready"} if with_body else {"description": "Not ready"}
-    if path == "/v1/models":
+    if path in (MODELS_PATH, MODEL_PATH):
         pages["401"] = _failure(_FAILURES[401]) if with_body else {"description": _FAILURES[401]}
+    if path == MODEL_PATH:
+        pages["404"] = _failure(_NO_MODEL) if with_body else {"description": _NO_MODEL}
     return pages | {"431": _failure(_FAILURES[431])}
 
 

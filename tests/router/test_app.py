@@ -34,6 +34,27 @@ async def test_the_pages_around(bench: Make) -> None:
     assert (await router.client.get("/version")).json == {"version": __version__}
 
 
+@pytest.mark.parametrize("name", ["fake-model", "some/model with/slashes"])
+async def test_a_model_is_told_of_by_its_name(bench: Make, name: str) -> None:
+    p, d = prefiller(models=[name]), decoder(models=[name], max_model_len=4096)
+    router = await bench(p, d)
+    listed = (await router.client.get("/v1/models")).json["data"]
+    one = await router.client.get(f"/v1/models/{name}")
+    assert (one.status, [one.json]) == (200, listed)
+    assert (await router.client.post(f"/v1/models/{name}", {})).headers["allow"] == "GET, HEAD"
+    d.reachable = False
+    await router.app.membership.look_at_all()
+    for path in (name, "other", ""):
+        received = await router.client.get(f"/v1/models/{path}")
+        assert (received.status, received.json["error"]["code"]) == (404, "model_not_found")
+        assert received.json["error"]["type"] == "not_found_error"
+
+
+async def test_a_model_is_told_of_to_those_with_a_key(bench: Make) -> None:
+    router = await bench(prefiller(), decoder(), api_keys=[{"key": "some-key-1", "tenant": "t"}])
+    assert (await router.client.get("/v1/models/fake-model")).status == 401
+
+
 async def test_from_the_signal_on_nothing_new_is_taken(bench: Make) -> None:
     p, d = prefiller(), decoder()
     router = await bench(p, d)
