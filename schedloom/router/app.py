@@ -36,6 +36,7 @@ from schedloom.router.reply import JSON, Reply
 from schedloom.router.selection import Excuses, Selection, View
 from schedloom.router.sessions import MemorySessions, SessionStore
 from schedloom.router.settings import RouterSettings
+from schedloom.router.standing import Standing
 from schedloom.router.tenants import Tenants
 from schedloom.router.tokens import Tokens
 from schedloom.router.traces import Traces
@@ -79,6 +80,7 @@ class RouterApp:
             self._attempts, self.fleet, self.sessions, policies, selection, excuses, tokens, self.metrics, settings
         )
         gate = Gate(settings.max_in_flight, settings.max_waiting, settings.waiting_timeout_seconds)
+        self._standing = Standing(self.fleet, gate, self.metrics)
         deadlines = Deadlines(settings.request_timeout_seconds)
         traces = None if settings.traces is None else Traces(settings.traces, chance)
         names = SessionNames(settings.session_names) if settings.session_names else None
@@ -90,6 +92,7 @@ class RouterApp:
     async def start(self) -> None:
         """Raises ConfigurationError when the engines do not make a fleet."""
         await self.membership.start()
+        self._standing.start()
         if self._events is not None:
             self._events.start()
 
@@ -106,6 +109,7 @@ class RouterApp:
     async def close(self) -> None:
         if self._events is not None:
             await self._events.close()
+        await self._standing.close()
         await self.membership.close()
         await self._attempts.close()
         await self._upstream.close()

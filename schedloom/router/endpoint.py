@@ -50,12 +50,14 @@ class Generation:
         self._path = path
         self._dialect = DIALECTS[path]
         self._door = door
+        self._tells = log.isEnabledFor(logging.DEBUG)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         line = line_of(scope, receive, send)
         reply = Reply(line, self._dialect)
         metrics = self._door.metrics
-        reply.on_start = functools.partial(metrics.began, time.perf_counter())
+        begun = time.perf_counter()
+        reply.on_start = functools.partial(metrics.began, begun)
         metrics.came()
         try:
             outcome = await self._serve(scope, receive, line, reply)
@@ -76,6 +78,16 @@ class Generation:
         metrics.ended(reply.decision, outcome)
         if reply.trace is not None:
             reply.trace.end(reply, outcome)
+        if self._tells:
+            self._tell(reply, outcome, time.perf_counter() - begun)
+
+    def _tell(self, reply: Reply, outcome: str, seconds: float) -> None:
+        decoder = "no Decoder" if reply.owner is None else reply.owner.worker
+        log.debug(
+            "%s: %s with status %d by route %s and %s in %.1f ms, request %s",
+            *(self._path, outcome, reply.status, reply.decision or "none", decoder, seconds * 1000),
+            reply.request_id or "without an id",
+        )
 
     async def _serve(self, scope: Scope, receive: Receive, line: Line, reply: Reply) -> str:
         door = self._door

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -20,7 +21,8 @@ class Metrics:
     Local attempts are counted when they end: ``attempts`` is always the sum of ``hit`` (the Decoder's answer
     began), ``rejected`` (the Decoder turned it away) and ``error`` (anything else, clients that left early
     included). Requests that engines handed back are counted when their continuation ends: ``handed_back`` is
-    always the sum of ``continued`` (served, or handed back again) and ``failed``.
+    always the sum of ``continued`` (served, or handed back again) and ``failed``. ``on_asked`` is called before the
+    figures are told, for those that are read then.
     """
 
     def __init__(self, shared: Path | None = None) -> None:
@@ -28,7 +30,19 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._shared = shared
         self._in_flight = 0
-        self._gauge = self._load()
+        self._load = self._gauge("in_flight", "Requests under way.")
+        if shared is None:
+            self._load.set_function(lambda: self._in_flight)
+        self.waiting = self._gauge("waiting", "Requests that wait in line.")
+        self.engine_state = self._gauge(
+            "engine_state",
+            "1 for the state that an engine is in, 0 for others; summed over the router's processes.",
+            *("engine", "state"),
+        )
+        self.engine_in_flight = self._gauge(
+            "engine_in_flight", "Requests under way on each data-parallel rank of an engine.", "engine", "rank"
+        )
+        self.on_asked: Callable[[], None] = _nothing
         own = shared is None
         self._requests: Counts = (OwnCounts if own else SharedCounts)(
             f"{_PREFIX}requests",
@@ -62,12 +76,14 @@ class Metrics:
     def _seconds(self, name: str, meaning: str) -> Histogram:
         return Histogram(f"{_PREFIX}{name}", meaning, buckets=_SECONDS, registry=self.registry)
 
-    def _load(self) -> Gauge:
-        """Read when it is asked for; of several processes, each tells its own as it changes."""
-        gauge = Gauge(f"{_PREFIX}in_flight", "Requests under way.", registry=self.registry, multiprocess_mode="livesum")
-        if self._shared is None:
-            gauge.set_function(lambda: self._in_flight)
-        return gauge
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        """Of several processes, each tells its own while it lives."""
+        return Gauge(f"{_PREFIX}{name}", meaning, labels, registry=self.registry, multiprocess_mode="livesum")
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether other processes have figures in the same folder."""
+        return self._shared is not None
 
     def began(self, at: float, route: str) -> None:
         """The answer to a request that came ``at`` an instant of the performance counter begins."""
@@ -88,16 +104,21 @@ class Metrics:
         """A request, which is under way until it ``went``."""
         self._in_flight += 1
         if self._shared is not None:
-            self._gauge.set(self._in_flight)
+            self._load.set(self._in_flight)
 
     def went(self) -> None:
         self._in_flight -= 1
         if self._shared is not None:
-            self._gauge.set(self._in_flight)
+            self._load.set(self._in_flight)
 
     def exposition(self) -> bytes:
+        self.on_asked()
         if self._shared is None:
             return generate_latest(self.registry)
         summed = CollectorRegistry()
         MultiProcessCollector(summed, str(self._shared))  # type: ignore[no-untyped-call]
         return generate_latest(summed)
+
+
+def _nothing() -> None:
+    return None

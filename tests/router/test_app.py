@@ -149,6 +149,48 @@ async def test_figures_are_there_and_no_session_is_in_them(bench: Make) -> None:
     assert len(page.splitlines()) < 150
 
 
+async def test_how_engines_stand_and_who_waits_is_told_when_it_is_asked(bench: Make) -> None:
+    p, d = prefiller(), decoder(data_parallel_size=2)
+    router = await bench(p, d, max_in_flight=1)
+    goes_on = asyncio.Event()
+
+    async def slow(_: Any) -> Answer:
+        await goes_on.wait()
+        return Answer.error(400)
+
+    d.script = [slow]
+    turns = [asyncio.create_task(router.client.chat()) for _ in range(3)]
+    while not d.seen:
+        await asyncio.sleep(0)
+    await router.client.get("/metrics")
+    assert router.count("waiting") == 2 and router.count("in_flight") == 3
+    busy = [router.count("engine_in_flight", engine="engine-1", rank=rank) for rank in "01"]
+    assert sorted(busy) == [0, 1] and router.count("engine_in_flight", engine="engine-0", rank="0") == 0
+    goes_on.set()
+    await asyncio.gather(*turns)
+    d.reachable = False
+    await router.app.membership.look_at_all()
+    await router.client.get("/metrics")
+    states = ("ready", "suspect", "down", "quarantined")
+    assert [router.count("engine_state", engine="engine-0", state=state) for state in states] == [1, 0, 0, 0]
+    assert [router.count("engine_state", engine="engine-1", state=state) for state in states] == [0, 0, 1, 0]
+    assert router.count("waiting") == router.count("engine_in_flight", engine="engine-1", rank="0") == 0
+
+
+async def test_every_request_has_a_line_where_all_is_logged(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    for level, lines in (("INFO", 0), ("DEBUG", 2)):
+        caplog.set_level(level)
+        router = await bench(prefiller(), decoder())
+        received = await router.client.chat()
+        await router.client.post("/v1/completions", b"{")
+        told = [record.getMessage() for record in caplog.records if record.name == "schedloom.router.endpoint"]
+        assert len(told) == lines
+    served, refused = told
+    assert "/v1/chat/completions: served with status 200 by route pd and engine-1 in " in served
+    assert served.endswith(f" ms, request {received.headers['x-request-id']}")
+    assert "/v1/completions: refused with status 400 by route none and no Decoder in " in refused
+
+
 class Planner(Policy):
     name = "planner"
     plan: Any = None

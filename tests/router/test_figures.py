@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from schedloom.router.figures import OwnCounts, OwnDurations, SharedCounts, SharedDurations
+from schedloom.router.metrics import Metrics
 
 LIMITS = (0.5, 1, 2.5)
 
@@ -35,3 +39,10 @@ def test_counts_are_shown_as_prometheus_shows_them() -> None:
 def shown(registry: CollectorRegistry) -> set[str]:
     """Without the instants at which figures were made."""
     return {line for line in generate_latest(registry).decode().splitlines() if "_created" not in line}
+
+
+def test_every_figure_is_on_the_page_once() -> None:
+    families = Metrics().registry.collect()
+    names = [f"{one.name}_total" if one.type == "counter" else one.name for one in families]
+    page = (Path(__file__).parents[2] / "docs" / "router" / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(schedloom_router_\w+)` \|", page, re.MULTILINE)) == sorted(names)

@@ -116,6 +116,7 @@ async def test_sessions_and_figures_are_those_of_one_router() -> None:
         assert await router.figure("requests_total") == 12
         assert await router.figure("local_attempts_total") == 11
         assert await router.figure("in_flight") == 0
+        assert await router.figure("engine_state") == 2 * len(router.engines)
         assert await router.figure("session_store_errors_total") == 0
 
 

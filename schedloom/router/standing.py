@@ -1,0 +1,50 @@
+"""How things stand at the moment: the engines, what is under way on them, and the line before them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from schedloom.router.fleet import Fleet, Health, Worker
+from schedloom.router.gate import Gate
+from schedloom.router.metrics import Metrics
+
+PUBLISHED_EVERY_SECONDS: Final = 1.0
+
+
+class Standing:
+    """Read when figures are asked for; of several processes, only the one that is asked can do that, so that each
+    publishes its own again and again.
+    """
+
+    def __init__(self, fleet: Fleet, gate: Gate, metrics: Metrics) -> None:
+        self._fleet = fleet
+        self._gate = gate
+        self._metrics = metrics
+        self._publishing: asyncio.Task[None] | None = None
+        metrics.on_asked = self.publish
+
+    def start(self) -> None:
+        if self._metrics.are_shared:
+            self._publishing = asyncio.create_task(self._keep_publishing())
+
+    async def close(self) -> None:
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.gather(self._publishing, return_exceptions=True)
+
+    async def _keep_publishing(self) -> None:
+        while True:
+            self.publish()
+            await asyncio.sleep(PUBLISHED_EVERY_SECONDS)
+
+    def publish(self) -> None:
+        self._metrics.waiting.set(self._gate.waiting)
+        for worker in self._fleet.workers:
+            self._publish_engine(worker)
+
+    def _publish_engine(self, worker: Worker) -> None:
+        for state in Health:
+            self._metrics.engine_state.labels(worker.name, state.value).set(worker.health is state)
+        for rank, busy in enumerate(worker.busy):
+            self._metrics.engine_in_flight.labels(worker.name, str(rank)).set(busy)
