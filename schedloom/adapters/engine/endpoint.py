@@ -10,6 +10,7 @@ vLLM adds an endpoint plug-in only where ``VLLM_PLUGINS`` names it: set ``VLLM_P
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any, Final
@@ -28,6 +29,8 @@ from schedloom.core.errors import ConfigurationError, explain
 from schedloom.core.reading import parse_json
 from schedloom.core.settings import StrictSettings
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
+
+logger = logging.getLogger("vllm.schedloom")
 
 POLICIES_PATH = "/schedloom/policies"
 METRICS_PATH = "/metrics"
@@ -73,6 +76,7 @@ class SchedloomEndpoint:
             except ConfigurationError as error:
                 raise HTTPException(400, str(error)) from error
             switch(name, mode)
+            logger.warning("policy %r is %s, by PUT %s/%s", name, mode.value, POLICIES_PATH, name)
             return {name: mode.value}
 
         if SHARED_METRICS_VARIABLE in os.environ:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from starlette.requests import Request
 
-from schedloom.adapters.engine import control
+from schedloom.adapters.engine import control, endpoint
 from schedloom.adapters.engine.endpoint import SchedloomEndpoint
 from tests.adapters.engine.harness import vllm_config
 
@@ -70,6 +71,15 @@ def test_a_switched_policy_shows_in_the_contract(app: FastAPI) -> None:
     call(app, "/schedloom/policies/{name}", "PUT", name="append_prefill", request=asking('{"mode": "shadow"}'))
     assert call(app, "/schedloom/contract", "GET")["inactive"] == ["append_prefill"]
     assert call(app, "/schedloom/policies", "GET") == {"append_prefill": "shadow"}
+
+
+def test_a_switch_is_logged_as_a_signals_is(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(endpoint.logger, "warning", lambda form, *words: told.append(form % words))
+    for body in ('{"mode": "off"}', '{"mode": "of"}'):
+        with suppress(HTTPException):
+            call(app, "/schedloom/policies/{name}", "PUT", name="append_prefill", request=asking(body))
+    assert told == ["policy 'append_prefill' is off, by PUT /schedloom/policies/append_prefill"]
 
 
 def test_a_policy_that_is_not_on_cannot_be_switched(app: FastAPI) -> None:
