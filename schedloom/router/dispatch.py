@@ -11,7 +11,7 @@ from typing import Any
 from schedloom.core.continuation import CONTINUABLE_KEY
 from schedloom.core.routing import Leg
 from schedloom.router.call import Call
-from schedloom.router.failures import Failure
+from schedloom.router.failures import KEY_REFUSED, Failure
 from schedloom.router.fleet import Service, Target, Worker
 from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, session_value
 from schedloom.router.learning import Lessons
@@ -32,7 +32,6 @@ from schedloom.router.upstream import (
 
 log = logging.getLogger(__name__)
 
-_KEY_REFUSED = (401, 403)
 _REQUEST_ID = REQUEST_ID_HEADER + b": "
 
 
@@ -187,7 +186,7 @@ class Dispatcher:
 
     def _check_key(self, refusal: Failure, dispatch: Dispatch, service: Service, kind: str) -> None:
         """Raises Failure (502) for a refused key, which is the client's own only where that is forwarded."""
-        if refusal.status not in _KEY_REFUSED or self._forwards_authorization:
+        if refusal.status not in KEY_REFUSED or self._forwards_authorization:
             return
         service.failed()
         self._complain_of_key(dispatch.target, refusal.status)

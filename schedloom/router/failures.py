@@ -8,6 +8,9 @@ import orjson
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+KEY_REFUSED = (401, 403)
+"""How an engine refuses a key, or that there is none."""
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from schedloom.core.errors import ConfigurationError, explain
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
 from schedloom.router.checks import KINDS, complaint, unnamed
+from schedloom.router.failures import KEY_REFUSED
 from schedloom.router.fleet import Fleet, Health, Worker
 from schedloom.router.settings import RouterSettings
 from schedloom.router.upstream import (
@@ -168,6 +169,8 @@ class Membership:
         )
         response = await self._upstream.send(request)
         try:
+            if response.status in KEY_REFUSED:
+                raise UpstreamError(_key_refused(worker, path, response.status))
             return response.status, await response.read_all()
         finally:
             response.close()
@@ -175,6 +178,10 @@ class Membership:
     def _authorization(self) -> list[Header]:
         key = self._settings.engine_api_key
         return [(b"authorization", b"Bearer " + key.get_secret_value().encode())] if key else []
+
+
+def _key_refused(worker: Worker, path: str, status: int) -> str:
+    return f"{worker.origin} refuses the router's key at {path} (status {status}): set engine_api_key to its own"
 
 
 def _read_contract(worker: Worker, body: bytes) -> EngineContract:
