@@ -87,7 +87,7 @@ class Dispatcher:
         self._settle_seconds = settings.handoff_settle_seconds
         self._forwards_authorization = settings.forward_authorization
         self._engine_authorization = _bearer(settings)
-        self._refusing: set[tuple[str, str]] = set()
+        self._refusing: dict[str, str] = {}
 
     async def prefill(self, call: Call, dispatch: Dispatch) -> bytes:
         """A Prefiller's whole answer, streamed or not. Raises Failure with the Prefiller's own error."""
@@ -105,9 +105,8 @@ class Dispatcher:
                 service.failed()
                 raise self._unreachable(dispatch, "Prefiller", error) from error
             if response.status != 200:
-                refusal = failure_of(response, body)
-                self._check_key(refusal, dispatch, service, "Prefiller")
-                raise refusal
+                self._check_key(response.status, dispatch, service, "Prefiller")
+                raise failure_of(response, body)
         if not body.startswith(b"{") and tells_an_error(body):
             raise Failure.own(502, "The Prefiller failed.", "prefill_failed")
         return body
@@ -132,7 +131,7 @@ class Dispatcher:
                 reply.owner = None
                 raise
             except Failure as refusal:
-                self._check_key(refusal, dispatch, service, "Decoder")
+                self._check_key(refusal.status, dispatch, service, "Decoder")
                 raise
             except UpstreamError as error:
                 service.failed()
@@ -184,20 +183,19 @@ class Dispatcher:
             headers.append((b"authorization", authorization))
         return lines_of(headers)
 
-    def _check_key(self, refusal: Failure, dispatch: Dispatch, service: Service, kind: str) -> None:
+    def _check_key(self, status: int, dispatch: Dispatch, service: Service, kind: str) -> None:
         """Raises Failure (502) for a refused key, which is the client's own only where that is forwarded."""
-        if refusal.status not in KEY_REFUSED or self._forwards_authorization:
+        if status not in KEY_REFUSED or self._forwards_authorization:
             return
         service.failed()
-        self._complain_of_key(dispatch.target, refusal.status)
+        self._complain_of_key(dispatch.target, status)
         message = f"The {kind} refused the router's key; whoever runs the router can mend that, its clients cannot."
         raise Failure.own(502, message, "engine_refused_key")
 
     def _complain_of_key(self, target: Target, status: int) -> None:
         """Once for each life of an engine."""
-        life = (target.name, target.owner.epoch)
-        if life not in self._refusing:
-            self._refusing.add(life)
+        if self._refusing.get(target.name) != target.owner.epoch:
+            self._refusing[target.name] = target.owner.epoch
             shown = "the router's key" if self._engine_authorization else "requests without a key"
             log.warning(
                 "%s refuses %s (status %d): set engine_api_key to the key that it was started with",
