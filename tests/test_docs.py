@@ -113,6 +113,14 @@ def test_the_commands_of_the_pages_run(schedloom: Command, text: str) -> None:
         assert ended.status == 0, f"{line}: {ended.err}"
 
 
+def test_a_router_that_a_page_starts_waits_for_engines() -> None:
+    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    started = re.findall(r"^ .*schedloom route --prefill .*(?:(?<=\\)\n.*)*", text, re.MULTILINE)
+    assert len(started) >= 3
+    assert [command for command in started if "--wait " not in command] == []
+
+
 @pytest.mark.parametrize(("side", "place"), [("engine", 0), ("router", 1)])
 def test_the_configurations_of_the_page_fit(tmp_path: Path, side: str, place: int) -> None:
     file = tmp_path / "file.yaml"
