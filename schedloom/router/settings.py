@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 
@@ -16,31 +15,18 @@ from schedloom.core.errors import ConfigurationError, complaints
 from schedloom.core.reading import read_mapping
 from schedloom.core.settings import StrictSettings
 from schedloom.core.wire import EngineContract, KvEndpoint
+from schedloom.router.addresses import VISIBLE, CollectorUrl, EngineUrl, StoreUrl
 
 OWNER_POLICY = "session_owner"
 PULL_BACK_POLICY = "pull_back"
 
 BY_OPTIONS = "--prefill URL and --decode URL"
 
-_VISIBLE = re.compile(r"[\x21-\x7e]+").fullmatch
 _CREDENTIALS = ("authorization", "cookie", "proxy-authorization")
 _HEADER_NAME = re.compile(r"[\w!#%&'*+.^`|~-]+", re.ASCII).fullmatch
 _PATH = re.compile(r"\$(\.[^.]+)+").fullmatch
 
 Seconds = Annotated[float, Field(gt=0)]
-
-
-def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
-    try:
-        _ = parts.port
-    except ValueError as error:
-        raise ValueError(f"{url!r} has no usable port, 1 to 65535; write it as http://host:port") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or not _VISIBLE(url):
-        raise ValueError(f"{url!r} is not an engine's address; write it as http://host:port")
-    if parts.query or parts.fragment or parts.username:
-        raise ValueError(f"{url!r} carries more than an address; write it as http://host:port")
-    return url.rstrip("/")
 
 
 class DeclaredEndpoint(KvEndpoint, StrictSettings):
@@ -60,13 +46,13 @@ class WorkerSettings(StrictSettings):
     for an engine without schedloom.
     """
 
-    url: Annotated[str, AfterValidator(_checked_url)]
+    url: EngineUrl
     role: Literal["prefill", "decode"] | None = None
     contract: DeclaredContract | None = None
 
 
 def _checked_key(key: SecretStr) -> SecretStr:
-    if not _VISIBLE(key.get_secret_value()):
+    if not VISIBLE(key.get_secret_value()):
         raise ValueError("it must be of visible ASCII characters, to be sent in a header")
     return key
 
@@ -77,12 +63,6 @@ def _checked_session_name(place: str) -> str:
     if not (_HEADER_NAME(place) or _PATH(place)):
         raise ValueError(f"{place!r} is neither a header's name nor a path in the body, as $.metadata.session")
     return place
-
-
-def _checked_store(url: str) -> str:
-    if not url.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("it is not the address of a Valkey or Redis server; write it as redis://host:port/database")
-    return url
 
 
 def _named_once(workers: list[WorkerSettings]) -> list[WorkerSettings]:
@@ -100,12 +80,6 @@ class ApiKeySettings(StrictSettings):
     tenant: Annotated[str, Field(min_length=1)]
 
 
-def _checked_collector(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is not the address of a collector; write it as http://host:4318/v1/traces")
-    return url
-
-
 class TraceSettings(StrictSettings):
     """Which requests are told as spans of OpenTelemetry, and where.
 
@@ -113,7 +87,7 @@ class TraceSettings(StrictSettings):
     client says (in ``traceparent``) that it traces them; what a client does not trace is not traced here either.
     """
 
-    endpoint: Annotated[str, AfterValidator(_checked_collector)] = "http://127.0.0.1:4318/v1/traces"
+    endpoint: CollectorUrl = "http://127.0.0.1:4318/v1/traces"
     ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
     service: Annotated[str, Field(min_length=1)] = "schedloom-router"
 
@@ -168,7 +142,7 @@ class RouterSettings(StrictSettings):
     health_interval_seconds: Seconds = 5.0
     health_timeout_seconds: Seconds = 5.0
     start_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
-    callback_url: Annotated[str, AfterValidator(_checked_url)] | None = None
+    callback_url: EngineUrl | None = None
     shutdown_grace_seconds: Seconds = 30.0
 
     processes: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -181,7 +155,7 @@ class RouterSettings(StrictSettings):
     session_idle_seconds: Seconds = 3600.0
     traces: TraceSettings | None = None
     session_names: list[Annotated[str, AfterValidator(_checked_session_name)]] = []
-    session_store: Annotated[str, AfterValidator(_checked_store)] | None = None
+    session_store: StoreUrl | None = None
 
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**10
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20

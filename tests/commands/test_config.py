@@ -370,6 +370,33 @@ def test_explain_keeps_secrets(schedloom: Command) -> None:
         assert "swordfish" not in schedloom("explain", "file", *options).out
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "session_store: redis://user:swordfish@127.0.0.1:6379/0",
+        "session_store: redis://:swordfish@127.0.0.1:6379",
+        "session_store: 'unix:///run/valkey.sock?db=1&password=swordfish'",
+        "traces: {endpoint: 'https://swordfish@h:4318/v1/traces'}",
+        "traces: {endpoint: 'ftp://user:swordfish@h:4318'}",
+        "callback_url: http://user:swordfish@h:1",
+        "callback_url: http://user:swordfish@h:99999",
+        "session_store: redis://user:swordfish/@h",
+        "session_store: swordfish@h",
+    ],
+)
+@pytest.mark.parametrize("command", [("explain",), ("explain", "--json"), ("config", "validate")])
+def test_no_password_of_an_address_is_shown(schedloom: Command, setting: str, command: tuple[str, ...]) -> None:
+    Path("file").write_text(f"{ROUTER}{setting}\n")
+    ended = schedloom(*command, "file")
+    assert "swordfish" not in ended.out + ended.err
+
+
+def test_an_address_is_shown_but_for_its_password(schedloom: Command) -> None:
+    Path("file").write_text(f"{ROUTER}session_store: redis://user:swordfish@127.0.0.1:6379/0\n")
+    shown = json.loads(schedloom("explain", "file", "--json").out)["configuration"]["session_store"]
+    assert shown == "redis://user:**********@127.0.0.1:6379/0"
+
+
 def built_in() -> Registry:
     """Only this project's policies, whatever else is installed."""
     return Registry(point for point in entry_points(group=GROUP) if point.dist and point.dist.name == "schedloom")

@@ -91,7 +91,7 @@ async def test_without_its_store_a_router_serves_by_prefillers() -> None:
     await app.close()
 
 
-@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "memcached://x"])
+@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "memcached://x", "redis://h:99999"])
 def test_an_address_of_something_else_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"session_store.*redis://host:port"):
         router_settings({"workers": [{"url": "http://h:1"}], "session_store": url})

@@ -41,6 +41,12 @@ def test_the_switch_names_the_policy_and_keeps_a_named_ones_settings() -> None:
     assert [choice.settings for choice in named.choices] == [{"a": 1}]
 
 
+def test_an_address_keeps_its_password() -> None:
+    store, collector = "redis://user:swordfish@h:6379/0", "https://swordfish@h:4318/v1/traces"
+    settings = router_settings({"workers": WORKERS, "session_store": store, "traces": {"endpoint": collector}})
+    assert settings.session_store == store and settings.traces and settings.traces.endpoint == collector
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
