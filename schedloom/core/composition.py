@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
 
 from schedloom.core.claims import conflicts
 from schedloom.core.errors import ConfigurationError, PolicyCrashed, in_a_line
@@ -18,6 +18,9 @@ from schedloom.core.hookspecs import PROJECT, SPECIFICATIONS
 from schedloom.core.policy import Policy
 from schedloom.core.registry import Registry
 from schedloom.core.settings import StrictSettings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class PolicyChoice(StrictSettings):
@@ -43,6 +46,30 @@ class PolicyChoice(StrictSettings):
         placed = self.model_copy()
         placed._path = path
         return placed
+
+
+class ChoosingSettings(StrictSettings):
+    """Settings of one side, which choose policies by name, and some by a switch too."""
+
+    @property
+    def choices(self) -> list[PolicyChoice]:
+        """The policies that are on."""
+        return []
+
+    @property
+    def switches(self) -> Mapping[str, str]:
+        """Keys that switch one policy on, each with the policy's name."""
+        return {}
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        chosen = {choice.name for choice in self.choices}
+        for key, name in self.switches.items():
+            if name in chosen and key in self.model_fields_set and not getattr(self, key):
+                raise ValueError(
+                    f"{key} is false, but policies name {name!r}, which it stands for; drop one of the two"
+                )
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from schedloom.core.composition import PolicyChoice
+from schedloom.core.composition import ChoosingSettings, PolicyChoice
 from schedloom.core.errors import ConfigurationError, as_key, explain
-from schedloom.core.settings import StrictSettings
 from schedloom.core.transfer_peers import TransferPeer
 
 SECTION: Final = "scheduler_config"
@@ -47,7 +46,7 @@ _OUR_WORDS: Final = ("append_prefill", "recompute")
 """Nobody names one of these in a key and means something else."""
 
 
-class SchedulerSection(StrictSettings):
+class SchedulerSection(ChoosingSettings):
     """What an operator writes.
 
     ``decoder_append_prefill_enable`` switches on ``append_prefill`` with its defaults, ``recompute_scheduler_enable``

@@ -72,14 +72,14 @@ def _sentence(complaint: ErrorDetails, model: type[BaseModel], path: str) -> str
     # Where several models are possible, pydantic names the validator that one of them has.
     location = [part for part in complaint["loc"] if not str(part).startswith("function-wrap[")]
     kind = complaint["type"]
-    where = place(path, location) or "the section"
+    where = place(path, location)
     if kind == "extra_forbidden":
         return f"unknown key {where!r}; {suggestion(str(location[-1]), _keys_at(model, location[:-1]))}"
     if kind == "missing":
         return f"{where} is missing{_nearly(complaint)}"
     found = complaint["input"]
-    message = _message(complaint, model)
-    return f"{where}: {message}, not {found!r}" if isinstance(found, bool | int | float) else f"{where}: {message}"
+    message = f"{where}: {_message(complaint, model)}" if where else _message(complaint, model)
+    return f"{message}, not {found!r}" if isinstance(found, bool | int | float) else message
 
 
 def _nearly(complaint: ErrorDetails) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from schedloom.core.wire import DECLARED_EPOCH, EngineContract, Role
 from schedloom.router.fleet import APPEND_FEATURE, Worker
-from schedloom.router.settings import RouterSettings, WorkerSettings
+from schedloom.router.settings import OWNER_POLICY, RouterSettings, WorkerSettings
 from schedloom.router.transfer.modes import CONNECTORS, Mode, families, mode_of, named, tells_nothing_spoken
 
 Member = tuple[Worker, EngineContract]
@@ -34,7 +34,7 @@ def _complaints(newcomer: Member, others: Sequence[Member], settings: RouterSett
     yield from _about_lease(newcomer, settings)
     yield from _about_transfer(newcomer, settings)
     if settings.append_prefill:
-        yield from _about_append(newcomer)
+        yield from _about_append(newcomer, settings)
     if settings.pulls_back:
         yield from _about_pull_back(newcomer)
     for other in others:
@@ -106,23 +106,33 @@ def _about_pull_back(member: Member) -> Iterator[str]:
         )
 
 
-def _about_append(member: Member) -> Iterator[str]:
+def _about_append(member: Member, settings: RouterSettings) -> Iterator[str]:
     worker, contract = member
+    cause = _cause_of_attempts(settings)
     if worker.settings.role == "prefill" or not contract.can_decode:
         return
     if not contract.prefix_caching:
         yield (
-            f"decoder append-prefill is enabled, but {worker.origin} runs without prefix caching; start it "
-            f"with --enable-prefix-caching, or the router without --enable-decoder-append-prefill"
+            f"decoder append-prefill is enabled by {cause}, but {worker.origin} runs without prefix caching; start it "
+            f"with --enable-prefix-caching, or the router without {cause}"
         )
     if APPEND_FEATURE not in contract.features:
         declared = contract.epoch.startswith(DECLARED_EPOCH)
         told = f" and declare features: [{APPEND_FEATURE}] in its contract under workers" if declared else ""
         yield (
-            f"decoder append-prefill is enabled, but {worker.origin} runs without it; start it with "
+            f"decoder append-prefill is enabled by {cause}, but {worker.origin} runs without it; start it with "
             f'--additional-config \'{{"scheduler_config":{{"decoder_append_prefill_enable":true}}}}\'{told}, or '
-            f"the router without --enable-decoder-append-prefill"
+            f"the router without {cause}"
         )
+
+
+def _cause_of_attempts(settings: RouterSettings) -> str:
+    named = any(choice.name == OWNER_POLICY for choice in settings.policies)
+    causes = {
+        f"the policy {OWNER_POLICY}": named,
+        "enable_decoder_append_prefill": settings.enable_decoder_append_prefill,
+    }
+    return " and ".join(cause for cause, holds in causes.items() if holds)
 
 
 def _about_pair(newcomer: Member, other: Member) -> Iterator[str]:

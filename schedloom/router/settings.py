@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 
-from schedloom.core.composition import PolicyChoice
+from schedloom.core.composition import ChoosingSettings, PolicyChoice
 from schedloom.core.config import engine_key
 from schedloom.core.errors import ConfigurationError, complaints
 from schedloom.core.reading import read_mapping
@@ -92,7 +92,7 @@ class TraceSettings(StrictSettings):
     service: Annotated[str, Field(min_length=1)] = "schedloom-router"
 
 
-class RouterSettings(StrictSettings):
+class RouterSettings(ChoosingSettings):
     """All that the router can be told. Times are in seconds, sizes in bytes.
 
     ``handoff_timeout_seconds`` bounds the time between a Prefiller's answer and the dispatch of its Decoder;

@@ -215,7 +215,11 @@ DECLARED = "{role: consumer, models: [m], block_size: 16}"
         ),
         (
             f"{ROUTER}- {{url: 'http://h:2', contract: {DECLARED}}}\nenable_decoder_append_prefill: true",
-            ["declare features: [append_prefill]"],
+            ["enabled by enable_decoder_append_prefill, but", "declare features: [append_prefill]"],
+        ),
+        (
+            f"{ROUTER}- {{url: 'http://h:2', contract: {DECLARED}}}\npolicies: [{{name: session_owner}}]",
+            ["enabled by the policy session_owner, but", "or the router without the policy session_owner"],
         ),
         (
             "policies: [{name: prefix_aware}, {name: kv_residency}, {name: prefill_cost}, {name: round_robin}]",

@@ -65,6 +65,14 @@ def test_off_or_absent_is_off_whatever_else_stands_there(additional: Any) -> Non
         ({"append-prefill": True}, "unknown key .*; did you mean 'decoder_append_prefill_enable'"),
         ({"POLICIES": [{"name": "append_prefill"}]}, "unknown key .*; did you mean 'policies'"),
         ({"policies": [{"nam": "append_prefill"}]}, r"policies\[0\]\.name is missing; it has a key 'nam'"),
+        (
+            {"decoder_append_prefill_enable": False, "policies": [{"name": "append_prefill"}]},
+            r"additional_config\.scheduler_config: decoder_append_prefill_enable is false, but .*'append_prefill'",
+        ),
+        (
+            {"recompute_scheduler_enable": False, "policies": [{"name": "recompute"}]},
+            "recompute_scheduler_enable is false, but policies name 'recompute'",
+        ),
         ("decoder_append_prefill_enable", r"additional_config\.scheduler_config: must be a mapping"),
         ('{"decoder_append_prefill_enable": true}', r"additional_config\.scheduler_config: must be a mapping"),
         ([{"name": "tpot_guard"}], r"additional_config\.scheduler_config: must be a mapping"),

@@ -41,6 +41,15 @@ def test_the_switch_names_the_policy_and_keeps_a_named_ones_settings() -> None:
     assert [choice.settings for choice in named.choices] == [{"a": 1}]
 
 
+def test_a_switch_that_is_off_contradicts_its_policy() -> None:
+    off = {"workers": WORKERS, "enable_decoder_append_prefill": False}
+    assert router_settings(off).choices == []
+    with pytest.raises(ConfigurationError) as refused:
+        router_settings(off | {"policies": [{"name": "session_owner"}]})
+    told = "enable_decoder_append_prefill is false, but policies name 'session_owner', which it stands for"
+    assert str(refused.value) == f"router configuration: {told}; drop one of the two"
+
+
 def test_an_address_keeps_its_password() -> None:
     store, collector = "redis://user:swordfish@h:6379/0", "https://swordfish@h:4318/v1/traces"
     settings = router_settings({"workers": WORKERS, "session_store": store, "traces": {"endpoint": collector}})
