@@ -146,7 +146,9 @@ def _play_tier(name: str, order: Order, workers: Workers, until: float, result: 
 
 
 def case_of(name: str) -> tuple[str, Any] | None:
-    """The case with this id of a tier that another room brings, and the tier's name."""
+    """The case with this id that is no cell of an engine, and its tier's name."""
+    for model in models_of(Order(profile="full", cell=name)):
+        return "T1", model
     for tier_name in tiers.names():
         order = Order(profile="full", cell=name)
         try:
@@ -263,8 +265,8 @@ def models_of(order: Order) -> list[pure.Model]:
     """The cases of T1: every set that composes, in the core profile triples left out."""
     sets = composition.policy_sets(order.subject)
     wanted = [policies for policies in sets if order.profile == "full" or len(policies) != 3]
-    models = [pure.Model(policies) for policies in wanted if composition.composes(policies)]
-    return [model for model in models if order.cell in (None, cell_id(model))]
+    models = [model for model in map(pure.Model, wanted) if order.cell in (None, cell_id(model))]
+    return [model for model in models if composition.composes(model.policies)]
 
 
 def _examine_models(order: Order, workers: Workers, until: float, result: RunResult) -> None:

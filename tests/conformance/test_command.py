@@ -12,6 +12,7 @@ from schedloom.conformance.cells import Cell, legal_cells
 from schedloom.conformance.command import app
 from schedloom.conformance.invariants import INVARIANTS
 from schedloom.conformance.laboratory import Laboratory
+from schedloom.conformance.pure.trial import Model
 from schedloom.conformance.results import cell_id
 from schedloom.router.laboratory import SimulatedRouter
 
@@ -40,6 +41,15 @@ def test_a_cell_that_another_room_brings_is_explained() -> None:
     code, output = invoke("explain", cell_id(case))
     assert code == 0
     assert case.label() in output and "A cell of R1." in output
+
+
+def test_every_cell_of_a_report_is_explained(tmp_path: Path) -> None:
+    report = tmp_path / "report.yaml"
+    invoke("run", "--tier", "T1", "--cell", cell_id(Model(("append_prefill",))), "--report", str(report))
+    (found,) = yaml.safe_load(report.read_text())["results"]
+    code, output = invoke("explain", found["id"])
+    assert code == 0
+    assert found["label"] in output and "A cell of T1." in output
 
 
 def test_nobody_explains_what_is_not_there() -> None:
