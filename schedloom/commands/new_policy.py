@@ -27,7 +27,7 @@ _TEMPLATES: Final = {
     "tests/test_$policy.py": "tests/test_policy.py.template",
 }
 
-_IMPORTED: Final = ("Admission", "Annotated", "Field", "Policy", "PolicySettings", "RequestView", "Verdict")
+_IMPORTED: Final = ("Admission", "Annotated", "Field", "Policy", "PolicySettings", "RequestView", "Requirements", "Verdict")
 """What the policy's template imports."""
 
 
@@ -46,7 +46,8 @@ def new_policy(
     write_package(folder, names)
     console().print(
         f"wrote {names['distribution']} to {folder}\n"
-        f"next: cd {folder} && pip install -e '.[test]' && pytest && schedloom policies {names['policy']}",
+        f"next: cd {folder} && pip install /path/to/schedloom -e '.[test]' && pytest && schedloom policies "
+        f"{names['policy']}  # /path/to/schedloom is its checkout",
         soft_wrap=True,
     )
 

@@ -1,6 +1,7 @@
 """C2: ``schedloom new-policy`` writes a package that works as it stands, and never overwrites anything."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def test_what_it_writes_is_installed_under_the_given_name(written: Installed) ->
     shown = written.run("schedloom", "policies", "long_prompts_away").stdout
     assert "long_prompts_away - schedloom-long-prompts-away 0.1.0" in shown
     assert "max_prompt_tokens  integer >= 1  32768" in shown and "Fails how" in shown
+    assert "Needs: a Decoder" in shown and re.search(r"^needs +decoder$", shown, re.MULTILINE)
     assert (written.target / "schedloom_long_prompts_away" / "py.typed").is_file()
 
 
@@ -40,6 +42,9 @@ def test_what_it_writes_keeps_to_the_style_of_the_house(written: Installed) -> N
 def test_the_command_says_what_to_do_next(schedloom: Command) -> None:
     ended = schedloom("new-policy", "tenant_quota")
     assert ended.status == 0 and "cd schedloom-tenant-quota && pip install" in ended.out
+    readme = Path("schedloom-tenant-quota/README.md").read_text()
+    (install,) = re.findall(r"pip install .*?'\.\[test\]'", ended.out)
+    assert install.startswith("pip install /path/to/schedloom ") and install in readme
     assert Path("schedloom-tenant-quota/src/schedloom_tenant_quota/policy.py").is_file()
     assert schedloom("new-policy", "tenant-quota", "--directory", "elsewhere").status == 0
     assert Path("elsewhere/pyproject.toml").is_file()
@@ -66,7 +71,7 @@ def test_a_word_of_pythons_own_is_refused(name: str) -> None:
         names_for(name)
 
 
-@pytest.mark.parametrize("name", ["admission", "verdict", "true", "none"])
+@pytest.mark.parametrize("name", ["admission", "verdict", "requirements", "true", "none"])
 def test_a_name_whose_class_would_hide_another_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name!r} makes a class {name.capitalize()}, which is there already"):
         names_for(name)
