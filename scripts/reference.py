@@ -11,6 +11,8 @@ from typing import Any
 import typer
 
 from schedloom.cli import app
+from schedloom.commands.documents import section_models
+from schedloom.commands.policies import type_of
 from schedloom.commands.schema import json_schema
 from schedloom.core.registry import GROUP, Registry
 from schedloom.router.app import RouterApp
@@ -21,6 +23,12 @@ COMMANDS = """# Commands
 
 Made from the code by `scripts/reference.py`. Every command ends with status 0 when all is well, with status 1 and one
 sentence on standard error for each thing that is not, and with status 2 when it was called wrongly.
+"""
+SETTINGS = """# Settings
+
+Made from the code by `scripts/reference.py`: everything that a configuration file may hold. Times are in seconds,
+sizes in bytes. [Configuration](../configuration.md) says where these files stand; each policy's settings are in the
+README beside it, and `schedloom policies NAME` shows them.
 """
 
 
@@ -34,7 +42,8 @@ def made() -> dict[Path, str]:
     """Every file that is made from the code, with what it should hold."""
     commands = "\n".join([COMMANDS, *(describe(name, command) for name, command in walk(typer.main.get_command(app)))])
     schemas = {DOCS / "schema" / f"{side}.json": schema(side) for side in ("engine", "router")}
-    pages = {"commands.md": commands, "openapi.json": json.dumps(described_router().openapi, indent=2) + "\n"}
+    openapi = json.dumps(described_router().openapi, indent=2) + "\n"
+    pages = {"commands.md": commands, "openapi.json": openapi, "settings.md": settings()}
     return {DOCS / "reference" / name: text for name, text in pages.items()} | schemas
 
 
@@ -47,6 +56,40 @@ def schema(side: Any) -> str:
     """Only this project's policies, whatever else is installed."""
     built_in = Registry(point for point in entry_points(group=GROUP) if point.dist and point.dist.name == "schedloom")
     return json.dumps(json_schema(side, built_in), indent=2) + "\n"
+
+
+def settings() -> str:
+    """A table of the settings of each side, and of what they are made of."""
+    parts = [
+        part for side in ("router", "engine") for part in _tables(side, section_models()[side].model_json_schema())
+    ]
+    return "\n".join([SETTINGS, *dict.fromkeys(parts)])
+
+
+def _tables(side: str, schema: dict[str, Any]) -> Iterator[str]:
+    inner = schema.get("$defs", {})
+    yield _table(f"The {side}", schema, inner)
+    for name in sorted(inner):
+        if "properties" in inner[name]:
+            yield _table(name, inner[name], inner)
+
+
+def _table(title: str, model: dict[str, Any], inner: dict[str, Any]) -> str:
+    head = "| key | type | default | meaning |\n|---|---|---|---|"
+    rows = [f"| `{key}` | {_row(about, inner)} |" for key, about in model["properties"].items()]
+    return "\n".join([f"## {title}", "", model["description"], "", head, *rows, ""])
+
+
+def _row(about: dict[str, Any], inner: dict[str, Any]) -> str:
+    named = inner.get(about.get("$ref", "").rsplit("/", 1)[-1], {})
+    shape = type_of(named if "enum" in named else about).removesuffix(" or null")
+    return " | ".join([shape, _default(about), " ".join(about["description"].split())])
+
+
+def _default(about: dict[str, Any]) -> str:
+    if "default" not in about:
+        return "required"
+    return "none" if about["default"] in (None, []) else json.dumps(about["default"])
 
 
 def walk(command: Any, name: str = "schedloom") -> Iterator[tuple[str, Any]]:

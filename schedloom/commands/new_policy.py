@@ -27,7 +27,16 @@ _TEMPLATES: Final = {
     "tests/test_$policy.py": "tests/test_policy.py.template",
 }
 
-_IMPORTED: Final = ("Admission", "Annotated", "Field", "Policy", "PolicySettings", "RequestView", "Requirements", "Verdict")
+_IMPORTED: Final = (
+    "Admission",
+    "Annotated",
+    "Field",
+    "Policy",
+    "PolicySettings",
+    "RequestView",
+    "Requirements",
+    "Verdict",
+)
 """What the policy's template imports."""
 
 

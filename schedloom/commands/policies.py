@@ -87,7 +87,7 @@ def _print_settings(model: type[BaseModel], out: Console) -> None:
         out.print("no settings")
         return
     rows = [
-        (key, _type(about), _default(about), " ".join(about.get("description", "").split()))
+        (key, type_of(about), _default(about), " ".join(about.get("description", "").split()))
         for key, about in properties.items()
     ]
     out.print(table("setting", "type", "default", "meaning", rows=rows))
@@ -100,11 +100,16 @@ def _default(about: Mapping[str, Any]) -> str:
 _LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
-def _type(about: Mapping[str, Any]) -> str:
+def type_of(about: Mapping[str, Any]) -> str:
+    """What ``about``, the JSON Schema of a setting, lets it be, in a few words."""
     if "anyOf" in about:
-        return " or ".join(_type(option) for option in about["anyOf"])
+        return " or ".join(type_of(option) for option in about["anyOf"])
     if "enum" in about:
         return " or ".join(map(str, about["enum"]))
+    if "const" in about:
+        return str(about["const"])
+    if "items" in about:
+        return f"list of {type_of(about['items'])}"
     name = about.get("type") or about.get("$ref", "anything").rsplit("/", 1)[-1]
     return " ".join([name, *(f"{sign} {about[limit]}" for limit, sign in _LIMITS.items() if limit in about)])
 

@@ -23,13 +23,15 @@ def json_schema(side: Side, registry: Registry) -> dict[str, Any]:
     policies = [registry.load(name) for name in registry.names()]
     entries = [_entry(policy) for policy in policies if side in map(side_of, hooks_of(policy))]
     section = section_models()[side]
-    model = create_model(section.__name__, __base__=section, __doc__=section.__doc__, policies=(_list_of(entries), []))
+    about: Any = Field(default=[], description=section.model_fields["policies"].description)
+    policies_field: Any = (_list_of(entries), about)
+    model = create_model(section.__name__, __base__=section, __doc__=section.__doc__, policies=policies_field)
     return {"$schema": _DIALECT, **model.model_json_schema(mode="validation")}
 
 
 def _entry(policy: type[Policy]) -> type[BaseModel]:
     """One item of ``policies``: the policy's name, and its settings beside it."""
-    named: Any = (Literal[policy.name], ...)
+    named: Any = (Literal[policy.name], Field(description=PolicyChoice.model_fields["name"].description))
     return create_model(policy.__name__, __base__=policy.Settings, __doc__=policy.__doc__, name=named)
 
 

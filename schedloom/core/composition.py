@@ -29,6 +29,7 @@ class PolicyChoice(StrictSettings):
     model_config = ConfigDict(extra="allow")
 
     name: str
+    """The policy's name."""
 
     _path: str = PrivateAttr("")
 

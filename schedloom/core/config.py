@@ -47,18 +47,17 @@ _OUR_WORDS: Final = ("append_prefill", "recompute")
 
 
 class SchedulerSection(ChoosingSettings):
-    """What an operator writes.
-
-    ``decoder_append_prefill_enable`` switches on ``append_prefill`` with its defaults, ``recompute_scheduler_enable``
-    switches on ``recompute``; ``policies`` is the general form and carries settings:
-    ``[{"name": "append_prefill", "max_append_tokens": 4096}]``. With ``transfer_peers`` the engine moves KV with these
-    only: each is where another engine's KV connector is reached, ``host:port``, or ``host`` for every port of it.
-    """
+    """What an operator writes."""
 
     decoder_append_prefill_enable: bool = False
+    """Switches `append_prefill` on, with its defaults unless `policies` names it."""
     recompute_scheduler_enable: bool = False
+    """Switches `recompute` on, in the same way."""
     policies: list[PolicyChoice] = []
+    """Policies by name, each with its settings beside the name. Order means nothing."""
     transfer_peers: list[TransferPeer] = []
+    """The engine moves KV with these only: each is where another engine's KV connector is reached, `host:port`, or
+    `host` for every port of it. Without any it moves KV with anybody."""
 
     @property
     def switches(self) -> Mapping[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from schedloom.core.claims import Claims
 from schedloom.core.settings import StrictSettings
@@ -32,8 +32,6 @@ class Requirements:
 
 class PolicySettings(StrictSettings):
     """The base of a policy's settings: a docstring under a field describes it."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class ScoreSettings(PolicySettings):

@@ -20,10 +20,11 @@ _Location = tuple[int | str, ...]
 
 class StrictSettings(BaseModel):
     """What somebody writes down is never taken for something else: unknown keys are refused, and so are infinite
-    numbers, booleans in the place of numbers (a ``yes`` of YAML is one) and numbers in that of booleans.
+    numbers, booleans in the place of numbers (a ``yes`` of YAML is one) and numbers in that of booleans. A docstring
+    under a field describes it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -59,53 +59,75 @@ class Role(str, Enum):
 class KvEndpoint(BaseModel):
     """Where other engines reach the KV connector of one data-parallel rank."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     engine_id: str
+    """The id that the connector goes by among others."""
     host: str
+    """The host of the connector's side channel."""
     port: Annotated[int, Field(ge=1, le=65535)]
+    """The port of the connector's side channel."""
     tp_size: Annotated[int, Field(ge=1)] = 1
+    """Tensor-parallel workers of the rank."""
     pp_size: Annotated[int, Field(ge=1)] = 1
+    """Pipeline-parallel workers of the rank."""
 
 
 class EngineContract(BaseModel):
-    """What an engine promises to the router, served at ``CONTRACT_PATH`` and read on every join and restart.
+    """What an engine promises to the router, served at ``CONTRACT_PATH`` and read on every join and restart."""
 
-    ``epoch`` differs after every start of the engine. ``kv_lease_seconds`` is how long a Prefiller keeps KV for a
-    Decoder that has not pulled it; ``kv_pinned_seconds`` how long a Decoder with ``bidirectional_kv`` keeps a turn's KV
-    for a Prefiller. ``kv_endpoints`` are in the order of ranks. ``data_parallel_size`` counts the ranks that this
-    server reaches. At ``kv_events_port`` its first rank tells of its KV blocks, and at ``kv_replay_port`` again what
-    was missed; each next rank does so a port further. ``features`` are the names of the policies that the engine was
-    started with, ``inactive`` those of them that are switched off, or into shadow, now.
-    """
-
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     protocol: Literal[1] = PROTOCOL_VERSION
+    """The version of what router and engines say to each other."""
     epoch: str = DECLARED_EPOCH
+    """The engine's life: another after every start."""
     role: Role
+    """Its KV role: a producer prefills, a consumer decodes."""
     models: Annotated[list[str], Field(min_length=1)]
+    """The names under which it serves its model."""
     block_size: Annotated[int, Field(ge=1)]
+    """Tokens in a KV block."""
     prefix_caching: bool = True
+    """Whether it keeps KV to use it again."""
     chunked_prefill: bool = True
+    """Whether it cuts long prompts into chunks."""
     kv_connector: str | None = None
+    """The KV connector that it was started with."""
     kv_connectors: list[str] = []
+    """That connector and those within it."""
     kv_lease_seconds: Annotated[float, Field(gt=0)] | None = None
+    """How long a Prefiller keeps KV for a Decoder that has not pulled it."""
     kv_endpoints: list[KvEndpoint] = []
+    """Where other engines reach its KV connector, in the order of ranks."""
     bidirectional_kv: bool = False
+    """Whether Prefillers may pull KV back from Decoders (`bidirectional_kv_xfer`)."""
     kv_pinned_seconds: Annotated[float, Field(gt=0)] | None = None
+    """How long a Decoder with `bidirectional_kv` keeps a turn's KV for a Prefiller."""
     saves_preempted_kv: bool = False
+    """Whether its KV connector can save the KV of preempted requests."""
     data_parallel_size: Annotated[int, Field(ge=1)] = 1
+    """The data-parallel ranks that this server reaches."""
     kv_events_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Where its first rank tells of its KV blocks; each next rank does so a port further."""
     kv_replay_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Where its first rank tells again what was missed of that; each next rank does so a port further."""
     max_model_len: int | None = None
+    """Tokens of the longest prompt and answer together."""
     model_runner: Literal["v1", "v2"] | None = None
+    """vLLM's model runner."""
     tool_parser: str | None = None
+    """Who reads tool calls out of its output (`--tool-call-parser`)."""
     reasoning_parser: str | None = None
+    """Who reads reasoning out of its output (`--reasoning-parser`)."""
     features: list[str] = []
+    """The names of the policies that it was started with."""
     inactive: list[str] = []
+    """Those of them that are switched off, or into shadow, now."""
     engine_version: str | None = None
+    """The version of vLLM."""
     schedloom_version: str | None = None
+    """The version of schedloom."""
 
     @property
     def can_prefill(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 
 from schedloom.core.composition import ChoosingSettings, PolicyChoice
 from schedloom.core.config import engine_key
@@ -37,18 +37,24 @@ class DeclaredContract(EngineContract, StrictSettings):
     """What an operator promises on behalf of an engine that does not serve a contract itself."""
 
     kv_endpoints: list[DeclaredEndpoint] = []  # type: ignore[assignment]
+    """Where other engines reach its KV connector, in the order of ranks."""
 
 
 class WorkerSettings(StrictSettings):
-    """One engine.
-
-    ``role`` restricts what the router uses it for; without one the engine's own role decides. ``contract`` is
-    for an engine without schedloom.
-    """
+    """One engine."""
 
     url: EngineUrl
+    """Where the engine serves: `http://host:port`."""
     role: Literal["prefill", "decode"] | None = None
+    """What the router uses it for; without one the engine's own KV role decides."""
     contract: DeclaredContract | None = None
+    """What an engine without schedloom is; one with schedloom tells it itself."""
+
+
+def _no_number(workers: Any) -> Any:
+    if isinstance(workers, int):
+        raise ValueError("must be a list of engines; how many processes serve is told by processes")
+    return workers
 
 
 def _checked_key(key: SecretStr) -> SecretStr:
@@ -77,94 +83,113 @@ class ApiKeySettings(StrictSettings):
     """One API key and the tenant it belongs to; a tenant may have several."""
 
     key: Annotated[SecretStr, Field(min_length=8)]
+    """What clients send as `Authorization: Bearer KEY`."""
     tenant: Annotated[str, Field(min_length=1)]
+    """Whose key it is. The sessions and the prefix caches of tenants are kept apart."""
 
 
 class TraceSettings(StrictSettings):
-    """Which requests are told as spans of OpenTelemetry, and where.
-
-    ``endpoint`` takes them by OTLP over HTTP. ``ratio`` is the share of requests that are traced, beside those whose
-    client says (in ``traceparent``) that it traces them; what a client does not trace is not traced here either.
-    """
+    """Which requests are told as spans of OpenTelemetry, and where."""
 
     endpoint: CollectorUrl = "http://127.0.0.1:4318/v1/traces"
+    """Where a collector takes spans by OTLP over HTTP."""
     ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """The share of requests that are traced, beside those whose client says (in `traceparent`) that it traces them.
+    What a client says it does not trace is not traced."""
     service: Annotated[str, Field(min_length=1)] = "schedloom-router"
+    """The name under which the spans are shown."""
 
 
 class RouterSettings(ChoosingSettings):
-    """All that the router can be told. Times are in seconds, sizes in bytes.
-
-    ``handoff_timeout_seconds`` bounds the time between a Prefiller's answer and the dispatch of its Decoder;
-    it must stay below the engines' KV lease. For ``handoff_settle_seconds`` after a hand-over the client's
-    leaving is kept from the Decoder, so that it surely takes the KV up and the Prefiller is rid of it.
-    ``first_byte_timeout_seconds`` covers queueing and prefill on an engine, ``silence_timeout_seconds`` a
-    pause within an answer, ``request_timeout_seconds`` everything. ``start_wait_seconds`` is how long a start
-    waits for engines. A file may leave ``workers`` out: options name engines too.
-
-    ``max_in_flight`` requests are served at once and ``max_waiting`` wait for that, each for at most
-    ``waiting_timeout_seconds``. A request that its Decoder hands back for lack of KV
-    blocks is continued elsewhere at most ``max_continuations`` times; 0 keeps Decoders from handing any back.
-
-    ``session_names`` are further places where clients name their sessions, after the usual ones and in this order:
-    headers, and paths of strings in the body, as ``$.metadata.session``.
-
-    ``callback_url`` is where engines reach this router, for those that ask it for prefills; without one it is
-    ``host`` and ``port``.
-
-    ``processes`` of one router share its port, its sessions and its figures; the limits above are for all of
-    them together. ``session_store`` is the address of a Valkey or Redis server that keeps the sessions of
-    several routers; without one they are kept in memory, at most ``session_capacity`` of them.
-
-    With ``traces`` some requests are told as spans of OpenTelemetry.
-
-    With ``api_keys`` every client needs one; sessions and the engines' prefix caches are then kept apart by
-    tenant, the latter unless ``share_prefix_across_tenants``. ``secret`` derives what keeps them apart; give
-    all replicas of a router the same, otherwise it is made anew at every start. ``forward_authorization``
-    hands the client's Authorization header to the engines; otherwise they see ``engine_api_key``, where set.
-    """
+    """All that the router can be told. Times are in seconds, sizes in bytes."""
 
     kind: Literal["router"] = "router"
+    """Says whose file it is, where its other keys do not."""
     host: str = "127.0.0.1"
+    """The address to listen on (`--host`)."""
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
-    workers: Annotated[list[WorkerSettings], Field(min_length=1), AfterValidator(_named_once)] = []
+    """The port to listen on (`--port`); 0 is one that is free."""
+    workers: Annotated[
+        list[WorkerSettings], Field(min_length=1), AfterValidator(_named_once), BeforeValidator(_no_number)
+    ] = []
+    """The engines. A file may leave them to `--prefill` and `--decode`, which replace those of the file.
+    (`--workers` is `processes`.)"""
     policies: list[PolicyChoice] = []
+    """Policies by name, each with its settings beside the name. Order means nothing."""
     enable_decoder_append_prefill: bool = False
+    """Switches `session_owner` on, with its defaults unless `policies` names it: a session's next turn is tried on the
+    Decoder that holds its KV."""
 
     request_timeout_seconds: Seconds = 3600.0
+    """How long a request may take in all."""
     header_timeout_seconds: Seconds = 10.0
+    """How long a client may take to send the head of a request."""
     body_timeout_seconds: Seconds = 30.0
+    """How long a client may take to send the body of a request."""
     connect_timeout_seconds: Seconds = 5.0
+    """How long a connection to an engine may take to open."""
     first_byte_timeout_seconds: Seconds = 600.0
+    """How long an engine may take to begin its answer, queueing and prefill included."""
     silence_timeout_seconds: Seconds = 300.0
+    """How long an engine may pause within its answer."""
     handoff_timeout_seconds: Seconds = 10.0
+    """How long after a Prefiller's answer its Decoder may still be asked. At most the engines' KV lease: KV that is
+    pulled later is wrong."""
     handoff_settle_seconds: Seconds = 1.0
+    """For how long after a hand-over a client's leaving is kept from the Decoder, so that it takes the KV up and the
+    Prefiller is rid of it."""
     health_interval_seconds: Seconds = 5.0
+    """How often every engine is asked how it is, and which of its policies are switched off."""
     health_timeout_seconds: Seconds = 5.0
+    """How long an engine may take to answer that, or to tokenize a prompt."""
     start_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """How long a start waits for engines (`--wait`)."""
     callback_url: EngineUrl | None = None
+    """Where engines reach this router, for those that ask it for prefills; without one `host` and `port`."""
     shutdown_grace_seconds: Seconds = 30.0
+    """How long requests under way may go on after SIGTERM or SIGINT."""
 
     processes: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that serve (`--workers`). They share the port, the sessions, the figures and the limits below."""
     max_in_flight: Annotated[int, Field(ge=1)] = 4096
+    """Requests that are served at once."""
     max_waiting: Annotated[int, Field(ge=0)] = 1024
+    """Requests that wait to be served; more are refused (503)."""
     waiting_timeout_seconds: Seconds = 30.0
+    """How long a request waits to be served before it is refused (503)."""
 
     max_continuations: Annotated[int, Field(ge=0)] = 8
+    """How often one request that its Decoder hands back for lack of KV blocks is continued elsewhere; 0 keeps Decoders
+    from handing any back."""
     session_capacity: Annotated[int, Field(ge=1)] = 100_000
+    """Sessions that are kept in memory; the least recently used are forgotten first."""
     session_idle_seconds: Seconds = 3600.0
+    """How long a session is remembered without a turn."""
     traces: TraceSettings | None = None
+    """Has some requests told as spans of OpenTelemetry."""
     session_names: list[Annotated[str, AfterValidator(_checked_session_name)]] = []
+    """Further places where clients name their sessions, after the usual ones and in this order: headers, and paths of
+    strings in the body, as `$.metadata.session`."""
     session_store: StoreUrl | None = None
+    """The address of a Valkey or Redis server that keeps the sessions of several routers; without one they are kept in
+    memory."""
 
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**10
+    """The largest head of a request."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
+    """The largest body of a request."""
 
     api_keys: list[ApiKeySettings] = []
+    """Every client needs one of these, if there are any."""
     secret: SecretStr | None = None
+    """Derives what keeps tenants apart. Give all replicas of a router the same; without one it is made anew at every
+    start."""
     share_prefix_across_tenants: bool = False
+    """Lets tenants share the engines' prefix caches; sessions stay apart."""
     engine_api_key: Annotated[SecretStr, AfterValidator(_checked_key)] | None = None
+    """The key that the router shows to engines, which they were started with (`vllm serve --api-key`)."""
     forward_authorization: bool = False
+    """Hands the client's Authorization header to the engines, instead of `engine_api_key`."""
 
     @property
     def switches(self) -> Mapping[str, str]:

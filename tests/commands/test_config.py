@@ -427,6 +427,15 @@ def test_the_schemas_know_every_policys_settings(side: Side, values: Any, fits: 
     assert jsonschema.Draft202012Validator(json_schema(side, built_in())).is_valid(values) is fits
 
 
+@pytest.mark.parametrize("side", ["engine", "router"])
+def test_the_schemas_say_what_every_setting_means(side: Side) -> None:
+    schema = json_schema(side, built_in())
+    models = {side: schema, **schema["$defs"]}
+    settings = [(name, key, about) for name, it in models.items() for key, about in it.get("properties", {}).items()]
+    assert len(settings) > 20
+    assert [(name, key) for name, key, about in settings if len(about.get("description", "")) < 10] == []
+
+
 def test_the_command_prints_the_schema(schedloom: Command) -> None:
     assert json.loads(schedloom("config", "schema", "router").out) == json_schema("router", Registry())
     assert schedloom("config", "schema", "client").status == 2

@@ -61,6 +61,7 @@ def test_an_address_keeps_its_password() -> None:
     [
         ({}, "workers is missing"),
         ({"workers": []}, "at least 1 item"),
+        ({"workers": 4}, "how many processes serve is told by processes, not 4"),
         ({"workers": WORKERS, "prot": 1}, "unknown key 'prot'; did you mean 'port'?"),
         ({"workers": [{"url": "localhost:1"}]}, "write it as http://host:port"),
         ({"workers": [{"url": "ftp://h:1"}]}, "write it as http://host:port"),
