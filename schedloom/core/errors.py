@@ -45,8 +45,15 @@ def as_key(word: object) -> str:
 def suggestion(name: str, known: Iterable[str], described: str = "known") -> str:
     """The nearest of ``known`` to a wrong ``name``, or all of them when none is near."""
     names = sorted(known)
-    close = get_close_matches(name, names, n=1) or get_close_matches(as_key(name), names, n=1)
+    close = get_close_matches(name, names, n=1) or get_close_matches(as_key(name), names, n=1) or _longer(name, names)
     return f"did you mean {close[0]!r}?" if close else f"{described} are: {', '.join(names) or 'none'}"
+
+
+def _longer(name: str, names: Iterable[str]) -> list[str]:
+    """The one of ``names`` that has all words of ``name`` among its own, if it is one."""
+    words = set(as_key(name).split("_"))
+    found = [known for known in names if words <= set(as_key(known).split("_"))]
+    return found if len(found) == 1 else []
 
 
 def in_a_line(error: BaseException) -> str:

@@ -56,8 +56,10 @@ class _StrictLoader(yaml.SafeLoader):
     """YAML without tags, in which no key stands twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=node.start_mark)
+        seen: list[Any] = []
+        for key in (key for key, _ in node.value if key.tag != _MERGE):
+            name = self.construct_object(key, deep=True)
+            if name in seen:
+                raise yaml.YAMLError(f"key {name!r} stands twice, again in line {key.start_mark.line + 1}")
+            seen.append(name)
         return super().construct_mapping(node, deep)

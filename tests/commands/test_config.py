@@ -60,6 +60,8 @@ DEEP = "[" * 5000 + "]" * 5000
         ("- a", "must hold a mapping at its top level"),
         ("a: [", "is neither YAML nor JSON"),
         ("kind: engine\npolicies: []\npolicies: []", "key 'policies' stands twice"),
+        ("kind: router\nport: 1\nhost: h\nport: 2", "key 'port' stands twice, again in line 4"),
+        (f"{ROUTER}wait: 5", "unknown key 'wait'; did you mean 'start_wait_seconds'?"),
         ('{"kind": "engine",\n\t"policies": [],\n\t"policies": []}', "key 'policies' stands twice"),
         ('additional_config: \'{"a": 1, "a": 2}\'', "key 'a' stands twice"),
         ("additional_config: {}\nadditional-config: {}", "additional-config stands there as additional_config too"),

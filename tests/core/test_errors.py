@@ -92,6 +92,12 @@ def test_without_a_path_the_complaint_starts_at_the_key() -> None:
     assert explain(refused.value, Settings) == "unknown key 'buckets[0].sizes'; did you mean 'size'?"
 
 
+def test_a_word_of_one_known_name_alone_is_near_it() -> None:
+    names = ["start_wait_seconds", "waiting_timeout_seconds", "port"]
+    assert suggestion("wait", names) == "did you mean 'start_wait_seconds'?"
+    assert suggestion("seconds", names) == f"known are: {', '.join(sorted(names))}"
+
+
 def test_far_from_every_known_name_all_are_told() -> None:
     assert suggestion("zzz", ["b", "a"]) == "known are: a, b"
     assert suggestion("zzz", []) == "known are: none"
