@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from schedloom.core.wire import DECLARED_EPOCH, EngineContract, Role
 from schedloom.router.fleet import APPEND_FEATURE, Worker
@@ -23,13 +24,12 @@ def unnamed(kind: str, role: str, workers: Iterable[WorkerSettings]) -> str | No
 
 
 def complaint(newcomer: Member, others: Sequence[Member], settings: RouterSettings) -> str | None:
-    """The first reason why ``newcomer`` cannot serve beside ``others``, in a sentence that says what to
-    change.
-    """
-    return next(_complaints(newcomer, others, settings), None)
+    """All ``complaints`` in one line, if there are any."""
+    return "; besides, ".join(complaints(newcomer, others, settings)) or None
 
 
-def _complaints(newcomer: Member, others: Sequence[Member], settings: RouterSettings) -> Iterator[str]:
+def complaints(newcomer: Member, others: Sequence[Member], settings: RouterSettings) -> Iterator[str]:
+    """The reasons why ``newcomer`` cannot serve beside ``others``, each a sentence that says what to change."""
     yield from _about_role(newcomer)
     yield from _about_lease(newcomer, settings)
     yield from _about_transfer(newcomer, settings)
@@ -37,24 +37,38 @@ def _complaints(newcomer: Member, others: Sequence[Member], settings: RouterSett
         yield from _about_append(newcomer, settings)
     if settings.pulls_back:
         yield from _about_pull_back(newcomer)
-    for other in others:
-        yield from _about_pair(newcomer, other)
+    for about_pair in (_about_models, _about_blocks, _about_connectors, _about_direction):
+        found = (about_pair(newcomer, other) for other in others)
+        yield from islice(filter(None, found), 1)
+
+
+def doubt(member: Member, settings: RouterSettings) -> str | None:
+    """What cannot be known of an engine that fits, in a sentence."""
+    worker, contract = member
+    prefills = contract.can_prefill and worker.settings.role != "decode"
+    if not prefills or contract.kv_lease_seconds is not None or mode_of(contract) is Mode.LAYERWISE:
+        return None
+    return (
+        f"not checked: whether {worker.origin} keeps KV for a Decoder for handoff_timeout_seconds "
+        f"({settings.handoff_timeout_seconds:g}), as its contract tells no kv_lease_seconds; KV that is pulled later "
+        f"than that is wrong"
+    )
 
 
 def _about_role(member: Member) -> Iterator[str]:
     worker, contract = member
-    if worker.settings.role == "prefill" and not contract.can_prefill:
+    if contract.role is Role.NONE:
+        yield f"{worker.origin} has no KV connector; start it with --kv-transfer-config"
+    elif worker.settings.role == "prefill" and not contract.can_prefill:
         yield (
             f"{worker.origin} is configured to prefill, but its KV role is {contract.role.value}; "
             f"start it with kv_role kv_producer or kv_both, or configure it to decode"
         )
-    if worker.settings.role == "decode" and not contract.can_decode:
+    elif worker.settings.role == "decode" and not contract.can_decode:
         yield (
             f"{worker.origin} is configured to decode, but its KV role is {contract.role.value}; "
             f"start it with kv_role kv_consumer or kv_both, or configure it to prefill"
         )
-    if contract.role is Role.NONE:
-        yield f"{worker.origin} has no KV connector; start it with --kv-transfer-config"
 
 
 def _about_lease(member: Member, settings: RouterSettings) -> Iterator[str]:
@@ -135,31 +149,47 @@ def _cause_of_attempts(settings: RouterSettings) -> str:
     return " and ".join(cause for cause, holds in causes.items() if holds)
 
 
-def _about_pair(newcomer: Member, other: Member) -> Iterator[str]:
+def _about_models(newcomer: Member, other: Member) -> str | None:
     (worker, contract), (neighbour, agreed) = newcomer, other
-    if set(contract.models) != set(agreed.models):
-        yield (
-            f"{worker.origin} serves {_listed(contract.models)}, but {neighbour.origin} serves "
-            f"{_listed(agreed.models)}; give every engine the same model and --served-model-name"
-        )
-    if contract.block_size != agreed.block_size:
-        yield (
-            f"{worker.origin} has KV blocks of {contract.block_size} tokens, but {neighbour.origin} has "
-            f"{agreed.block_size}, and KV moved between them would be wrong; start both with the same "
-            f"--block-size"
-        )
+    if set(contract.models) == set(agreed.models):
+        return None
+    return (
+        f"{worker.origin} serves {_listed(contract.models)}, but {neighbour.origin} serves "
+        f"{_listed(agreed.models)}; give every engine the same model and --served-model-name"
+    )
+
+
+def _about_blocks(newcomer: Member, other: Member) -> str | None:
+    (worker, contract), (neighbour, agreed) = newcomer, other
+    if contract.block_size == agreed.block_size:
+        return None
+    return (
+        f"{worker.origin} has KV blocks of {contract.block_size} tokens, but {neighbour.origin} has "
+        f"{agreed.block_size}, and KV moved between them would be wrong; start both with the same "
+        f"--block-size"
+    )
+
+
+def _about_connectors(newcomer: Member, other: Member) -> str | None:
+    (worker, contract), (neighbour, agreed) = newcomer, other
     ours, theirs = families(contract), families(agreed)
-    if ours and theirs and not ours & theirs:
-        yield (
-            f"{worker.origin} moves KV by {_listed(ours)}, but {neighbour.origin} by "
-            f"{_listed(theirs)}; name the same connector in both engines' --kv-transfer-config"
-        )
-    if contract.bidirectional_kv != agreed.bidirectional_kv:
-        on, off = (worker, neighbour) if contract.bidirectional_kv else (neighbour, worker)
-        yield (
-            f"bidirectional KV transfer is on in {on.origin} and off in {off.origin}, which makes requests "
-            f"wait for ever; set bidirectional_kv_xfer on both or on neither"
-        )
+    if not ours or not theirs or ours & theirs:
+        return None
+    return (
+        f"{worker.origin} moves KV by {_listed(ours)}, but {neighbour.origin} by "
+        f"{_listed(theirs)}; name the same connector in both engines' --kv-transfer-config"
+    )
+
+
+def _about_direction(newcomer: Member, other: Member) -> str | None:
+    (worker, contract), (neighbour, agreed) = newcomer, other
+    if contract.bidirectional_kv == agreed.bidirectional_kv:
+        return None
+    on, off = (worker, neighbour) if contract.bidirectional_kv else (neighbour, worker)
+    return (
+        f"bidirectional KV transfer is on in {on.origin} and off in {off.origin}, which makes requests "
+        f"wait for ever; set bidirectional_kv_xfer on both or on neither"
+    )
 
 
 def _listed(models: Iterable[str]) -> str:

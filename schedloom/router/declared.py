@@ -7,29 +7,37 @@ from typing import Any
 
 from schedloom.core.diagnosis import Prospect
 from schedloom.core.policy import Policy
-from schedloom.router.checks import KINDS, Member, complaint, unnamed
+from schedloom.router.checks import KINDS, Member, complaints, doubt, unnamed
+from schedloom.router.extras import missing
 from schedloom.router.fleet import Worker
 from schedloom.router.settings import BY_OPTIONS, RouterSettings
 
 
 def forecast(values: Mapping[str, Any], section: RouterSettings, policies: Sequence[Policy]) -> Prospect:
-    """Whom the fleet lacks, and which declared contracts a start would refuse."""
+    """Whom the fleet lacks, which declared contracts a start would refuse, and what it would need or could not know."""
+    absent = tuple(missing(section, policies))
     if not section.workers:
-        return Prospect(notes=(f"it names no workers: name all engines with {BY_OPTIONS}",))
+        return Prospect(notes=(f"it names no workers: name all engines with {BY_OPTIONS}", *absent))
     gaps = [unnamed(kind, role, section.workers) for kind, role in KINDS]
-    return Prospect((*filter(None, gaps), *_misfits(section)))
+    doubts = [doubt(member, section) for member in _declared(section).values()]
+    return Prospect((*filter(None, gaps), *_misfits(section)), (*filter(None, doubts), *absent))
+
+
+def _declared(settings: RouterSettings) -> dict[int, Member]:
+    """Those who do not tell what they are, by their places."""
+    return {
+        place: (Worker(str(place), worker), worker.contract)
+        for place, worker in enumerate(settings.workers)
+        if worker.contract is not None
+    }
 
 
 def _misfits(settings: RouterSettings) -> list[str]:
     found: list[str] = []
     fitting: list[Member] = []
-    for place, worker in enumerate(settings.workers):
-        if worker.contract is None:
-            continue
-        member = (Worker(str(place), worker), worker.contract)
-        reason = complaint(member, fitting, settings)
-        if reason is None:
+    for place, member in _declared(settings).items():
+        reasons = [f"workers[{place}].contract: {reason}" for reason in complaints(member, fitting, settings)]
+        found += reasons
+        if not reasons:
             fitting.append(member)
-        else:
-            found.append(f"workers[{place}].contract: {reason}")
     return found

@@ -16,10 +16,13 @@ import uvloop
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
+from schedloom.router.checks import doubt
 from schedloom.router.protocol import Limits
 from schedloom.router.server import Server
-from schedloom.router.sessions import SessionStore
+from schedloom.router.sessions import SessionKey, SessionStore
 from schedloom.router.settings import RouterSettings
+
+log = logging.getLogger(__name__)
 
 _BACKLOG = 4096
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -46,6 +49,7 @@ async def serve(settings: RouterSettings, app: RouterApp, listener: socket.socke
     """
     try:
         await app.start()
+        await tell_doubts(settings, app)
         _spare_the_collector()
         _keep_freed_memory()
         server = Server(app, limits_of(settings, app))
@@ -57,6 +61,16 @@ async def serve(settings: RouterSettings, app: RouterApp, listener: socket.socke
     finally:
         listener.close()
         await app.close()
+
+
+async def tell_doubts(settings: RouterSettings, app: RouterApp) -> None:
+    """Log what may go wrong though the router can start."""
+    for worker in app.fleet.workers:
+        told = doubt((worker, worker.contract), settings) if worker.known else None
+        if told:
+            log.warning(told)
+    if settings.session_store is not None:
+        await app.sessions.owner(SessionKey("", "", ""))  # a store that fails is told of by the first to ask it
 
 
 def open_store(settings: RouterSettings) -> SessionStore | None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import textwrap
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -243,6 +244,58 @@ def test_a_routers_file_is_refused_for_what_a_start_refuses(
     Path("file").write_text(text)
     ended = schedloom("config", "validate", "file")
     assert ended.status == 1 and all(sentence in ended.err for sentence in sentences), ended.err
+
+
+PRODUCER = "role: producer, models: [m], block_size: 16"
+
+
+@pytest.mark.parametrize(
+    ("worker", "told"),
+    [
+        (f"contract: {{{PRODUCER}}}", True),
+        (f"role: prefill, contract: {{{PRODUCER}}}", True),
+        (f"contract: {{{PRODUCER}, kv_lease_seconds: 30}}", False),
+        (f"role: decode, contract: {{{PRODUCER.replace('producer', 'both')}}}", False),
+        (f"contract: {{{PRODUCER}, kv_connector: MooncakeLayerwiseConnector}}", False),
+        (f"contract: {DECLARED}", False),
+        ("role: prefill", False),
+    ],
+)
+def test_a_lease_that_nobody_tells_is_said_to_be_unseen(schedloom: Command, worker: str, told: bool) -> None:
+    Path("file").write_text(f"{ROUTER}- {{url: 'http://h:3', {worker}}}")
+    ended = schedloom("config", "validate", "file")
+    assert (ended.status, ended.err) == (0, "")
+    assert ("file: not checked: whether http://h:3 keeps KV for a Decoder for handoff" in ended.out) is told
+
+
+def test_every_misfit_of_a_fleet_is_told(schedloom: Command) -> None:
+    leased = f"contract: {{{PRODUCER}, kv_lease_seconds: 5}}"
+    another = f"contract: {DECLARED.replace('[m]', '[another]').replace('16', '32')}"
+    engines = [f"contract: {DECLARED}", leased, another]
+    workers = "".join(f"- {{url: 'http://h:{place}', {engine}}}\n" for place, engine in enumerate(engines))
+    Path("file").write_text(f"workers:\n{workers}")
+    told = schedloom("config", "validate", "file").err.splitlines()
+    assert [re.findall(r"workers\[(\d)\]|$", line)[0] for line in told] == ["1", "2", "2"]
+    words = ["for 5 s only", "serves another, but", "has KV blocks of 32"]
+    assert all(word in line for word, line in zip(words, told, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "module", "sentence"),
+    [
+        ("session_store: redis://h:1", "redis.asyncio", "what session_store needs where the router runs"),
+        ("traces: {}", "opentelemetry.sdk", "schedloom[traces]"),
+        ("policies: [{name: kv_residency}]", "zmq", "what policy kv_residency needs"),
+    ],
+)
+def test_an_extra_that_a_start_would_need_is_told(
+    schedloom: Command, monkeypatch: pytest.MonkeyPatch, text: str, module: str, sentence: str
+) -> None:
+    Path("file").write_text(ROUTER + text)
+    assert "not installed here" not in schedloom("config", "validate", "file").out
+    monkeypatch.setitem(sys.modules, module, None)
+    ended = schedloom("config", "validate", "file")
+    assert ended.status == 0 and "file: not installed here: " in ended.out and sentence in ended.out
 
 
 def test_engines_of_a_router_may_be_named_by_options(schedloom: Command) -> None:

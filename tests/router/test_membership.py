@@ -11,8 +11,10 @@ import pytest
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.wire import Role
 from schedloom.router.app import RouterApp
-from schedloom.router.fleet import Health
-from schedloom.router.settings import router_settings
+from schedloom.router.checks import complaint
+from schedloom.router.fleet import Health, Worker
+from schedloom.router.serve import tell_doubts
+from schedloom.router.settings import WorkerSettings, router_settings
 from schedloom.router.transfer.modes import Mode
 from schedloom.router.upstream import TimedOut
 from tests.router.conftest import Make, settings_for
@@ -101,6 +103,27 @@ MISFITS: dict[str, tuple[list[FakeEngine], str]] = {
 @pytest.mark.parametrize(("engines", "advice"), MISFITS.values(), ids=MISFITS)
 async def test_misfits_are_refused_with_what_to_change(engines: list[FakeEngine], advice: str) -> None:
     assert advice in await refusal(engines)
+
+
+async def test_all_reasons_against_an_engine_are_told() -> None:
+    told = await refusal([prefiller(), decoder(models=["another"], block_size=64, features=[])])
+    assert '"decoder_append_prefill_enable":true' in told
+    assert "same --block-size" in told and "same model" in told
+    assert told.count("besides, ") == 2
+
+
+async def test_one_reason_is_told_once_however_many_engines_it_concerns() -> None:
+    newcomer = (Worker("x", WorkerSettings(url="http://x:1")), contract(Role.CONSUMER, models=["another"]))
+    others = [(Worker("d", WorkerSettings(url=f"http://d:{port}")), contract(Role.CONSUMER)) for port in (1, 2)]
+    told = complaint(newcomer, others, settings_for([prefiller(), decoder()]))
+    assert told is not None and told.count("same model") == 1
+
+
+async def test_what_a_start_cannot_know_is_said(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = await bench(prefiller(kv_lease_seconds=None), prefiller(1), decoder())
+    await tell_doubts(settings_for(made.engines), made.app)
+    (said,) = [record.message for record in caplog.records if record.message.startswith("not checked: ")]
+    assert f"whether {made.engines[0].origin} keeps KV" in said
 
 
 async def test_without_append_prefill_decoders_need_nothing_of_it() -> None:

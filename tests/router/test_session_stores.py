@@ -18,6 +18,7 @@ from schedloom.router.app import RouterApp
 from schedloom.router.metrics import Metrics
 from schedloom.router.patience import PATIENCE_SECONDS, REST_SECONDS, PatientSessions
 from schedloom.router.redis_sessions import RedisSessions
+from schedloom.router.serve import tell_doubts
 from schedloom.router.sessions import MemorySessions, SessionKey
 from schedloom.router.settings import router_settings
 from tests.router.client import Client
@@ -88,6 +89,20 @@ async def test_without_its_store_a_router_serves_by_prefillers() -> None:
         assert received.status == 200
         decisions.append(received.decision)
     assert decisions == ["pd", "append", "pd"]
+    await app.close()
+
+
+async def test_a_start_says_once_that_its_store_fails(caplog: pytest.LogCaptureFixture) -> None:
+    engines, store = [prefiller(), decoder()], Failing(10, 60, Clock())
+    store.trouble = OSError("gone")
+    settings = settings_for(engines, session_store="redis://h:1")
+    app = RouterApp(settings, FakeUpstream(engines), store)
+    await app.start()
+    await tell_doubts(settings, app)
+    (said,) = [record for record in caplog.records if "the store of sessions fails" in record.message]
+    assert said.levelname == "WARNING"
+    assert (await Client(app).chat("s")).status == 200
+    assert len([record for record in caplog.records if "the store of sessions fails" in record.message]) == 1
     await app.close()
 
 
