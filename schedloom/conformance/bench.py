@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import traceback
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from schedloom.conformance import script, subjects
@@ -17,7 +15,7 @@ from schedloom.conformance.laboratory import Laboratory, Order, Output, Report
 from schedloom.conformance.ledger import ABORTED, Entry, Ledger
 from schedloom.conformance.oracles import Oracles
 from schedloom.conformance.promises import Promises
-from schedloom.conformance.verdicts import Violation
+from schedloom.conformance.verdicts import Violation, raised
 from schedloom.core.composition import PolicySet
 
 MOST_TIMES_RETURNED = 3
@@ -81,7 +79,7 @@ class Bench:
         except Broken:
             raise
         except Exception as error:
-            self._accuse("LIVE-3", f"{type(error).__name__}: {error}"[:300] + _place(error))
+            self._accuse("LIVE-3", raised(error))
         if self.violations:
             raise Broken("; ".join(f"{found.invariant}: {found.message}" for found in self.violations))
 
@@ -251,7 +249,7 @@ class Bench:
         try:
             act()  # type: ignore[operator]
         except Exception as error:
-            self._accuse("IDEM-1", f"{what}: {type(error).__name__}: {error}")
+            self._accuse("IDEM-1", f"{what}: {raised(error)}")
         if self.engine.bookkeeping() != before:
             self._accuse("IDEM-1", f"{what}: it changed the engine's books")
         self.events["ended twice"] += 1
@@ -385,11 +383,6 @@ _PHASES = {
     "preempted": "preempted",
     "transfer": "in transfer",
 }
-
-
-def _place(error: BaseException) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f" ({Path(frame.filename).name}:{frame.lineno}, in {frame.name})"
 
 
 def request_name(number: int) -> str:

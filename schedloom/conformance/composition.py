@@ -10,7 +10,7 @@ from typing import Any
 
 from schedloom.conformance import subjects
 from schedloom.conformance.cells import Cell
-from schedloom.conformance.verdicts import Violation
+from schedloom.conformance.verdicts import Violation, raised
 from schedloom.core.claims import QUEUE_ORDER, owned_by
 from schedloom.core.composition import PolicySet
 from schedloom.core.errors import ConfigurationError, PolicyCrashed
@@ -125,7 +125,7 @@ def examine(cells: Iterable[Cell], registry: Registry | None = None) -> Composit
         try:
             reason = judge.refusal(cell)
         except Exception as error:
-            found.violations.append(_violation(cell, f"{type(error).__name__}: {error}"))
+            found.violations.append(_violation(cell, raised(error)))
             continue
         if reason is None:
             found.accepted.append(cell)

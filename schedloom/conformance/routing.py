@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, combinations, permutations
 
 from schedloom.conformance import subjects
-from schedloom.conformance.verdicts import Violation
+from schedloom.conformance.verdicts import Violation, raised
 from schedloom.core.composition import PolicyChoice, compose
 from schedloom.core.errors import ConfigurationError, PolicyCrashed
 from schedloom.core.hooks import hooks_of
@@ -54,7 +54,7 @@ def _examine(names: tuple[str, ...], registry: Registry, found: Routing) -> None
     try:
         outcomes = {_refusal(order, registry) for order in orders}
     except Exception as error:
-        found.violations.append(_violation(names, f"{type(error).__name__}: {error}"))
+        found.violations.append(_violation(names, raised(error)))
         return
     if len(outcomes) > 1:
         found.violations.append(_violation(names, f"it depends on the order: {sorted(map(str, outcomes))}"))

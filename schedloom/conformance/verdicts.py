@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 
 class Verdict(str, Enum):
@@ -25,3 +27,10 @@ class Violation:
     invariant: str
     message: str
     step: int
+
+
+def raised(error: BaseException) -> str:
+    """What ``error`` says, and where it came from."""
+    said = f"{type(error).__name__}: {error}"[:300]
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{said} ({Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else said

@@ -7,7 +7,9 @@ import pytest
 
 from schedloom.conformance import composition, pure
 from schedloom.conformance.mutants import MUTANTS
+from schedloom.conformance.pure.asking import Asking
 from schedloom.conformance.verdicts import Verdict
+from schedloom.core.composition import Hook, PolicySet
 
 POLICIES = [sets for sets in composition.policy_sets(None) if len(sets) != 3 and composition.composes(sets)]
 BAD = [name for name, mutant in MUTANTS.items() if mutant.is_policy]
@@ -28,6 +30,18 @@ def test_a_hook_that_was_never_asked_is_inconclusive() -> None:
     found = pure.examine(pure.Model(("append_prefill",)), seeds=0)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "asked admit" in found.missing and "token" in found.missing
+
+
+def test_where_a_policy_raised_is_told() -> None:
+    said: list[str] = []
+
+    def broken(*arguments: object) -> None:
+        raise KeyError("x")
+
+    policies = PolicySet((), {"admit": (Hook("mine", broken),)})
+    Asking(policies, True, lambda invariant, message: said.append(message)).tell("admit", None, None)
+    line = broken.__code__.co_firstlineno + 1
+    assert said == [f"policy mine raised in admit: KeyError: 'x' (test_pure.py:{line}, in broken)"]
 
 
 def test_the_same_seed_plays_the_same() -> None:

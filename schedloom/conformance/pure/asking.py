@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from schedloom.conformance.verdicts import raised
 from schedloom.core.composition import PolicySet
 from schedloom.core.decisions import Admission, Lane, Recovery, StepPlan
 
@@ -58,7 +59,7 @@ class Asking:
         try:
             answer = call(*arguments)
         except Exception as error:
-            self._accuse("LIVE-3", f"policy {policy} raised in {hook}: {type(error).__name__}: {error}"[:300])
+            self._accuse("LIVE-3", f"policy {policy} raised in {hook}: {raised(error)}")
             return None
         if answer is not None:
             self.log.append(f"{hook} {policy} {answer!r}")
