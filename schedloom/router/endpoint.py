@@ -16,7 +16,7 @@ from schedloom.router.dialect import DIALECTS
 from schedloom.router.failures import Failure
 from schedloom.router.gate import Gate
 from schedloom.router.headers import ClientHeaders, SessionNames
-from schedloom.router.line import ClientGone, Line, line_of
+from schedloom.router.line import LINE, ClientGone, Line, line_of
 from schedloom.router.metrics import Metrics
 from schedloom.router.pipeline import Pipeline
 from schedloom.router.relay import Outcome
@@ -53,12 +53,12 @@ class Generation:
         self._tells = log.isEnabledFor(logging.DEBUG)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        line = line_of(scope, receive, send)
+        line: Line = scope.get(LINE) or line_of(scope, receive, send)
         reply = Reply(line, self._dialect)
         metrics = self._door.metrics
         begun = time.perf_counter()
         reply.on_start = functools.partial(metrics.began, begun)
-        metrics.came()
+        metrics.in_flight += 1
         try:
             outcome = await self._serve(scope, receive, line, reply)
         except ClientGone:
@@ -74,7 +74,7 @@ class Generation:
             outcome = "failed"
             await reply.stop(Failure.own(500, "The router failed.", "internal_error"))
         finally:
-            metrics.went()
+            metrics.in_flight -= 1
         metrics.ended(reply.decision, outcome)
         if reply.trace is not None:
             reply.trace.end(reply, outcome)

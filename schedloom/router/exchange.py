@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
@@ -214,6 +215,7 @@ class ClientExchange:
             self._waiter.set_result(None)
 
 
+@functools.lru_cache(maxsize=64)
 def _path_and_query(target: bytes) -> tuple[str, bytes]:
     path, _, query = target.partition(b"?")
     if not path.startswith(b"/"):

@@ -267,11 +267,13 @@ class Fleet:
 
     def choose_prefiller(self, avoid: Collection[Worker] = ()) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
-        return _least_busy(self._usable_prefillers, "Prefiller", next(self._prefiller_turns), avoid)
+        able = self._usable_prefillers
+        return able[0] if len(able) == 1 else _least_busy(able, "Prefiller", next(self._prefiller_turns), avoid)
 
     def choose_decoder(self, avoid: Collection[Worker] = ()) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
-        return _least_busy(self._usable_decoders, "Decoder", next(self._decoder_turns), avoid)
+        able = self._usable_decoders
+        return able[0] if len(able) == 1 else _least_busy(able, "Decoder", next(self._decoder_turns), avoid)
 
     def choose_resumer(self, avoid: Collection[Worker] = ()) -> Worker:
         """The least busy Decoder that continues what others handed back. Raises Failure (503) when there is none."""
@@ -307,8 +309,6 @@ def _admitted(pool: list[Worker]) -> list[Worker]:
 
 
 def _least_busy(pool: list[Worker], kind: str, turn: int, avoid: Collection[Worker]) -> Worker:
-    if len(pool) == 1:
-        return pool[0]
     if not pool:
         raise _nobody(kind)
     able = _admitted(pool)

@@ -29,10 +29,8 @@ class Metrics:
         """``shared`` is the folder that ``PROMETHEUS_MULTIPROC_DIR`` named when this process began."""
         self.registry = CollectorRegistry()
         self._shared = shared
-        self._in_flight = 0
-        self._load = self._gauge("in_flight", "Requests under way.")
-        if shared is None:
-            self._load.set_function(lambda: self._in_flight)
+        self.in_flight = 0
+        self.load = self._gauge("in_flight", "Requests under way.")
         self.waiting = self._gauge("waiting", "Requests that wait in line.")
         self.engine_state = self._gauge(
             "engine_state",
@@ -99,17 +97,6 @@ class Metrics:
     def continuation(self, result: str) -> None:
         self.handed_back.inc()
         self.continuations.labels(result).inc()
-
-    def came(self) -> None:
-        """A request, which is under way until it ``went``."""
-        self._in_flight += 1
-        if self._shared is not None:
-            self._load.set(self._in_flight)
-
-    def went(self) -> None:
-        self._in_flight -= 1
-        if self._shared is not None:
-            self._load.set(self._in_flight)
 
     def exposition(self) -> bytes:
         self.on_asked()

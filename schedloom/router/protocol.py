@@ -225,8 +225,10 @@ class ClientConnection(asyncio.Protocol):
         self._answering = None
         if not keep or self._clients.leaving:
             self.close()
-        elif self._arriving is None or self._asked:
+        elif self._asked:
             self._go_on()
+        elif self._arriving is None and not self.transport.is_closing():
+            self._rest()
 
     def finished(self, exchange: ClientExchange) -> None:
         """The application is done with it."""
@@ -239,13 +241,13 @@ class ClientConnection(asyncio.Protocol):
     def _go_on(self) -> None:
         if self.transport.is_closing():
             return
-        if self._asked:
-            self._answer(self._asked.popleft())
-            if not self._asked:
-                self.transport.resume_reading()
-                self._allow_body()
-        else:
-            self._rest()
+        if not self._asked:
+            return self._rest()
+        self._answer(self._asked.popleft())
+        if not self._asked:
+            self.transport.resume_reading()
+            self._allow_body()
+        return None
 
     def _answer(self, exchange: ClientExchange) -> None:
         self._answering = exchange

@@ -68,8 +68,8 @@ class MemorySessions:
 
     def keep(self, key: SessionKey, owner: SessionOwner) -> None:
         """``bind``, at once."""
-        self._touch(key, owner)
-        self._drop_idle()
+        now = self._touch(key, owner)
+        self._drop_idle(now - self._idle_seconds)
         while len(self._entries) > self._capacity:
             self._entries.popitem(last=False)
 
@@ -79,14 +79,16 @@ class MemorySessions:
     async def close(self) -> None:
         return None
 
-    def _touch(self, key: SessionKey, owner: SessionOwner) -> None:
-        self._entries[key] = (owner, self._clock())
+    def _touch(self, key: SessionKey, owner: SessionOwner) -> float:
+        now = self._clock()
+        self._entries[key] = (owner, now)
         self._entries.move_to_end(key)
+        return now
 
-    def _drop_idle(self) -> None:
+    def _drop_idle(self, before: float) -> None:
         """The oldest stand first, so that each call pays only for what it drops."""
         while self._entries:
-            oldest = next(iter(self._entries))
-            if self._clock() - self._entries[oldest][1] <= self._idle_seconds:
+            _, used = next(iter(self._entries.values()))
+            if used >= before:
                 return
-            del self._entries[oldest]
+            self._entries.popitem(last=False)

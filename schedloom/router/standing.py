@@ -39,6 +39,7 @@ class Standing:
             await asyncio.sleep(PUBLISHED_EVERY_SECONDS)
 
     def publish(self) -> None:
+        self._metrics.load.set(self._metrics.in_flight)
         self._metrics.waiting.set(self._gate.waiting)
         for worker in self._fleet.workers:
             self._publish_engine(worker)

@@ -24,6 +24,7 @@ from schedloom.router.processes.keeper import Keeper, KeptSessions
 from schedloom.router.serve import listen
 from schedloom.router.sessions import MemorySessions, SessionKey
 from schedloom.router.settings import router_settings
+from schedloom.router.standing import PUBLISHED_EVERY_SECONDS
 from tests.router.fakes import EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
 from tests.router.sockets import asgi, served
 
@@ -127,6 +128,7 @@ async def test_both_processes_serve() -> None:
             engine.always = Answer(200, EVENTS, [event_bytes(WORD), gate, event_bytes(FINISH), event_bytes("[DONE]")])
         asked = [asyncio.create_task(router.ask()) for _ in range(24)]
         await until(lambda: sum(len(engine.seen) for engine in router.engines[1:]) == 24)
+        await asyncio.sleep(1.5 * PUBLISHED_EVERY_SECONDS)
         assert await router.figure("in_flight") == 24
         busy = [pid for pid in router.children if _open_sockets(pid) > IDLE_SOCKETS]
         gate.set()
