@@ -12,10 +12,8 @@ from schedloom.router.settings import RouterSettings
 def missing(settings: RouterSettings, policies: Sequence[Policy]) -> Iterator[str]:
     """A sentence for each extra that a start would need and that is not installed here."""
     listening = [policy.name for policy in policies if policy.listens]
-    collector = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
     wanted = (
         (settings.session_store is not None, "session_store", "sessions", ("redis.asyncio",)),
-        (settings.traces is not None, "traces", "traces", collector),
         (bool(listening), f"policy {', '.join(listening)}", "kv-events", ("zmq", "msgspec")),
     )
     for needed, what, extra, modules in wanted:

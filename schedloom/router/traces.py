@@ -3,140 +3,146 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Mapping
+import logging
+import time
+from collections import deque
 from random import Random
 from typing import TYPE_CHECKING
 
-from schedloom import __version__
-from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import AttemptReport, Ending
+from schedloom.router.client import HttpUpstream
 from schedloom.router.headers import TRACE_PARENT_HEADER, ClientHeaders
+from schedloom.router.otlp import Kind, Span, collector, written
 from schedloom.router.settings import TraceSettings
-from schedloom.router.upstream import lines_of
+from schedloom.router.upstream import Timeouts, Upstream, UpstreamError, UpstreamRequest, lines_of
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import Span
-
     from schedloom.router.reply import Reply
 
-_Told = str | int | float
+log = logging.getLogger(__name__)
 
-_EXPORT_SECONDS = 5.0
+_EVERY_SECONDS = 1.0
 _LAST_SECONDS = 2.0
+_MOST_WAITING = 8192
+_MOST_AT_ONCE = 512
+_TIMEOUTS = Timeouts(5.0, 5.0)
 
 
 class Traces:
-    """Chooses the requests that are traced: those whose client traces them, and a share of those that say nothing.
-
-    Raises ConfigurationError when OpenTelemetry is not installed.
+    """Chooses the requests that are traced, those whose client traces them and a share of those that say nothing, and
+    sends their spans to a collector. What it does not take is dropped.
     """
 
-    def __init__(
-        self, settings: TraceSettings, chance: Random | None = None, exporter: SpanExporter | None = None
-    ) -> None:
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        except ImportError as error:
-            raise ConfigurationError(
-                f"traces need OpenTelemetry ({error}); run pip install '/path/to/schedloom[traces]' (a checkout)"
-            ) from error
+    def __init__(self, settings: TraceSettings, chance: Random | None = None, upstream: Upstream | None = None) -> None:
         self._ratio = settings.ratio
-        self._random = (chance or Random()).random
-        self._provider = TracerProvider(resource=Resource.create({"service.name": settings.service}))
-        self._exporter = exporter or OTLPSpanExporter(endpoint=settings.endpoint, timeout=_EXPORT_SECONDS)
-        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        self._tracer = self._provider.get_tracer("schedloom", __version__)
+        self._chance = chance or Random()
+        self._service = settings.service
+        self._collector = collector(settings.endpoint)
+        self._upstream = upstream or HttpUpstream()
+        self._told: deque[Span] = deque(maxlen=_MOST_WAITING)
+        self._sending: asyncio.Task[None] | None = None
+        self._fails = False
 
     def begin(self, path: str, model: str, headers: ClientHeaders) -> Trace | None:
         """``None`` for a request that is not traced."""
         if not headers.tracing:
-            sampled = self._random() < self._ratio
-        else:
-            sampled = _is_sampled(dict(headers.tracing).get(TRACE_PARENT_HEADER, b""))
-        return self._trace(path, model, headers) if sampled else None
+            if self._chance.random() >= self._ratio:
+                return None
+            return Trace(self, path, model, self.new_id(16), "")
+        parent = _parent(dict(headers.tracing).get(TRACE_PARENT_HEADER, b"").decode("latin-1"))
+        return None if parent is None else Trace(self, path, model, *parent)
 
-    def _trace(self, path: str, model: str, headers: ClientHeaders) -> Trace:
-        from opentelemetry.trace import SpanKind
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    def new_id(self, size: int) -> str:
+        """Of ``size`` bytes, not all of them zero."""
+        return f"{self._chance.getrandbits(8 * size) or 1:0{2 * size}x}"
 
-        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.tracing}
-        parent = TraceContextTextMapPropagator().extract(carrier)
-        about = {"http.route": path, "gen_ai.request.model": model}
-        return Trace(self, self._tracer.start_span(f"POST {path}", parent, SpanKind.SERVER, about))
-
-    def attempt(self, name: str, within: Context, about: Mapping[str, str | int]) -> Span:
-        from opentelemetry.trace import SpanKind
-
-        return self._tracer.start_span(name, within, SpanKind.CLIENT, about)
+    def tell(self, span: Span) -> None:
+        self._told.append(span)
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().create_task(self._send_soon())
 
     async def close(self) -> None:
         """Once all that is told was sent, or nobody took it in time."""
-        await asyncio.to_thread(self._send_the_rest)
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait({self._sending, asyncio.ensure_future(self._send())}, timeout=_LAST_SECONDS)
+        await self._upstream.close()
 
-    def _send_the_rest(self) -> None:
-        enough = threading.Timer(_LAST_SECONDS, self._exporter.shutdown)
-        enough.start()
-        self._provider.shutdown()
-        enough.cancel()
+    async def _send_soon(self) -> None:
+        try:
+            await asyncio.sleep(_EVERY_SECONDS)
+            await self._send()
+        finally:
+            self._sending = None
+
+    async def _send(self) -> None:
+        while self._told:
+            spans = [self._told.popleft() for _ in range(min(len(self._told), _MOST_AT_ONCE))]
+            try:
+                await self._deliver(written(self._service, spans))
+                self._fails = False
+            except UpstreamError as error:
+                self._told.clear()
+                self._note(error)
+
+    async def _deliver(self, body: bytes) -> None:
+        origin, path, headers = self._collector
+        request = UpstreamRequest(origin, "POST", path, (lines_of(headers),), body, _TIMEOUTS)
+        response = await self._upstream.send(request)
+        try:
+            await response.read_all()
+        finally:
+            response.close()
+        if response.status >= 400:
+            raise UpstreamError(f"it answers with status {response.status}")
+
+    def _note(self, error: UpstreamError) -> None:
+        if not self._fails:
+            log.warning("the collector does not take traces, which are dropped: %s", error)
+        self._fails = True
 
 
 class Trace:
     """One request that is traced."""
 
-    def __init__(self, traces: Traces, span: Span) -> None:
-        from opentelemetry.trace import set_span_in_context
-
+    def __init__(self, traces: Traces, path: str, model: str, trace_id: str, parent: str) -> None:
         self._traces = traces
-        self._span = span
-        self._context = set_span_in_context(span)
+        self._span = Span(trace_id, traces.new_id(8), parent, f"POST {path}", Kind.SERVER, time.time_ns())
+        self._span.about |= {"http.route": path, "gen_ai.request.model": model}
 
     def attempt(self, name: str, engine: str, rank: int, request_id: str) -> AttemptTrace:
-        about: dict[str, str | int] = {
-            "schedloom.engine": engine,
-            "schedloom.rank": rank,
-            "schedloom.request_id": request_id,
-        }
-        return AttemptTrace(self._traces.attempt(name, self._context, about))
+        own = self._span
+        span = Span(own.trace_id, self._traces.new_id(8), own.span_id, name, Kind.CLIENT, time.time_ns())
+        span.about |= {"schedloom.engine": engine, "schedloom.rank": rank, "schedloom.request_id": request_id}
+        return AttemptTrace(self._traces, span)
 
     def end(self, reply: Reply, outcome: str) -> None:
-        from opentelemetry.trace import StatusCode
-
-        told = {
+        self._span.about |= {
             "schedloom.decision": reply.decision or "none",
             "schedloom.outcome": outcome,
             "schedloom.request_id": reply.request_id or None,
             "http.response.status_code": reply.status or None,
         }
-        self._span.set_attributes(_without_gaps(told))
-        if outcome in ("failed", "broken"):
-            self._span.set_status(StatusCode.ERROR)
-        self._span.end()
+        self._span.end(failed=outcome in ("failed", "broken"))
+        self._traces.tell(self._span)
 
 
 class AttemptTrace:
     """One attempt on one engine, which is told that its own spans belong to it."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, traces: Traces, span: Span) -> None:
+        self._traces = traces
         self._span = span
 
     @property
     def lines(self) -> bytes:
         """The header that tells it."""
-        known = self._span.get_span_context()
-        return lines_of([(TRACE_PARENT_HEADER, b"00-%032x-%016x-01" % (known.trace_id, known.span_id))])
+        return lines_of([(TRACE_PARENT_HEADER, f"00-{self._span.trace_id}-{self._span.span_id}-01".encode())])
 
     def end(self, report: AttemptReport, status: int) -> None:
         """``status`` is what the engine answered, if anything."""
-        from opentelemetry.trace import StatusCode
-
         is_refused = report.ending is Ending.LEFT and 400 <= status < 500
-        told = {
+        self._span.about |= {
             "schedloom.ending": "refused" if is_refused else report.ending.value,
             "http.response.status_code": status or None,
             "schedloom.first_byte_seconds": report.first_byte,
@@ -144,20 +150,15 @@ class AttemptTrace:
             "gen_ai.usage.output_tokens": report.output_tokens,
             "schedloom.cached_tokens": report.cached_tokens,
         }
-        self._span.set_attributes(_without_gaps(told))
-        if report.ending is Ending.FAILED:
-            self._span.set_status(StatusCode.ERROR)
-        self._span.end()
+        self._span.end(failed=report.ending is Ending.FAILED)
+        self._traces.tell(self._span)
 
 
-def _without_gaps(told: Mapping[str, _Told | None]) -> dict[str, _Told]:
-    return {name: value for name, value in told.items() if value is not None}
-
-
-def _is_sampled(parent: bytes) -> bool:
-    """Whether a ``traceparent`` says that its trace is recorded (W3C Trace Context, section 3.2)."""
-    parts = parent.split(b"-")
-    try:
-        return len(parts) >= 4 and bool(int(parts[3], 16) & 1)
-    except ValueError:
-        return False
+def _parent(traceparent: str) -> tuple[str, str] | None:
+    """The trace and the span of a ``traceparent`` that is recorded (W3C Trace Context, section 3.2), else ``None``."""
+    parts = traceparent.split("-")
+    if len(parts) < 4 or [len(part) for part in parts[:4]] != [2, 32, 16, 2] or parts[0] == "ff":
+        return None
+    if any(set(part) - set("0123456789abcdef") for part in parts[:4]) or not int(parts[3], 16) & 1:
+        return None
+    return (parts[1], parts[2]) if int(parts[1], 16) and int(parts[2], 16) else None

@@ -284,7 +284,6 @@ def test_every_misfit_of_a_fleet_is_told(schedloom: Command) -> None:
     ("text", "module", "sentence"),
     [
         ("session_store: redis://h:1", "redis.asyncio", "what session_store needs where the router runs"),
-        ("traces: {}", "opentelemetry.sdk", "schedloom[traces]"),
         ("policies: [{name: kv_residency}]", "zmq", "what policy kv_residency needs"),
     ],
 )

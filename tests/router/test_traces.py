@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import time
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
+import orjson
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from google.protobuf import json_format
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from schedloom.core.errors import ConfigurationError
 from schedloom.router.headers import ClientHeaders
 from schedloom.router.line import AsgiLine
+from schedloom.router.otlp import Kind, Span, collector, written
 from schedloom.router.reply import Reply
 from schedloom.router.settings import TraceSettings
 from schedloom.router.traces import Traces
+from schedloom.router.upstream import Header, UpstreamRequest, UpstreamResponse
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, decoder, prefiller
 
@@ -26,23 +29,59 @@ pytestmark = pytest.mark.anyio
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACED, UNTRACED = (f"00-{TRACE}-{PARENT}-{flags}" for flags in ("01", "00"))
 
-Tell = Callable[[], Awaitable[list[ReadableSpan]]]
+Fields = dict[str, Any]
+Tell = Callable[[], Awaitable[list[Fields]]]
+
+
+class Collector:
+    """Takes what is told, as an upstream of its own."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        assert dict(request.headers)[b"content-type"] == b"application/json" and request.path == "/v1/traces"
+        self.bodies.append(request.body)
+        return Taken()
+
+    async def close(self) -> None:
+        return None
+
+    @property
+    def spans(self) -> list[Fields]:
+        found = [resource for body in self.bodies for resource in orjson.loads(body)["resourceSpans"]]
+        return [span for resource in found for scope in resource["scopeSpans"] for span in scope["spans"]]
+
+
+class Taken(UpstreamResponse):
+    status = 200
+    headers: list[Header] = []  # noqa: RUF012
+
+    async def read(self) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        return None
 
 
 def traced(bench: Bench, ratio: float = 0.0) -> Tell:
     """Has ``bench`` tell its spans, once it is closed, to whoever calls what is returned."""
-    exporter = InMemorySpanExporter()
-    traces = bench.app.door.traces = Traces(TraceSettings(ratio=ratio), Random(0), exporter)
+    taker = Collector()
+    traces = bench.app.door.traces = Traces(TraceSettings(ratio=ratio), Random(0), taker)
 
-    async def told() -> list[ReadableSpan]:
+    async def told() -> list[Fields]:
         await traces.close()
-        return list(exporter.get_finished_spans())
+        return taker.spans
 
     return told
 
 
-def attributes(span: ReadableSpan) -> dict[str, Any]:
-    return dict(span.attributes or {})
+def attributes(span: Fields) -> Fields:
+    values = {one["key"]: one["value"] for one in span["attributes"]}
+    return {
+        key: int(value["intValue"]) if "intValue" in value else next(iter(value.values()))
+        for key, value in values.items()
+    }
 
 
 async def post(router: Bench, parent: str | None = None, **fields: Any) -> Any:
@@ -58,15 +97,15 @@ async def test_a_request_and_its_attempts_are_spans_of_the_clients_trace(bench: 
     told = traced(router)
     assert (await post(router, TRACED, stream=stream)).text == " word word word"
     prefill, decode, request = await told()
-    assert [span.name for span in (prefill, decode, request)] == ["prefill", "decode", "POST /v1/chat/completions"]
-    assert request.parent is not None and f"{request.parent.span_id:016x}" == PARENT
-    assert {f"{span.context.trace_id:032x}" for span in (prefill, decode, request) if span.context} == {TRACE}
+    assert [span["name"] for span in (prefill, decode, request)] == ["prefill", "decode", "POST /v1/chat/completions"]
+    assert request["parentSpanId"] == PARENT
+    assert {span["traceId"] for span in (prefill, decode, request)} == {TRACE}
+    assert int(request["startTimeUnixNano"]) <= int(decode["startTimeUnixNano"]) < int(request["endTimeUnixNano"])
     assert attributes(request)["schedloom.decision"] == "pd" and attributes(request)["schedloom.outcome"] == "served"
     assert [attributes(span)["schedloom.engine"] for span in (prefill, decode)] == ["engine-0", "engine-1"]
     for span, engine in ((prefill, p), (decode, d)):
-        assert span.context is not None and span.parent is not None and request.context is not None
-        assert span.parent.span_id == request.context.span_id
-        assert engine.seen[0].headers["traceparent"] == f"00-{TRACE}-{span.context.span_id:016x}-01"
+        assert span["parentSpanId"] == request["spanId"]
+        assert engine.seen[0].headers["traceparent"] == f"00-{TRACE}-{span['spanId']}-01"
 
 
 async def test_what_its_client_does_not_trace_is_not_traced(bench: Make) -> None:
@@ -91,7 +130,7 @@ async def test_a_share_of_the_others_is_traced(bench: Make) -> None:
     told = traced(router, ratio=0.25)
     for _ in range(200):
         await post(router)
-    requests = [span for span in await told() if span.name.startswith("POST")]
+    requests = [span for span in await told() if span["name"].startswith("POST")]
     assert 30 < len(requests) < 70
     assert {attributes(span)["schedloom.decision"] for span in requests} == {"append"}
 
@@ -103,8 +142,8 @@ async def test_what_failed_is_told_as_such(bench: Make) -> None:
     told = traced(router)
     assert (await post(router, TRACED)).status == 500
     *attempts, request = await told()
-    assert not request.status.is_ok and attributes(request)["schedloom.outcome"] == "failed"
-    endings = {span.name: (attributes(span)["schedloom.ending"], span.status.is_ok) for span in attempts}
+    assert request["status"] == {"code": 2} and attributes(request)["schedloom.outcome"] == "failed"
+    endings = {span["name"]: (attributes(span)["schedloom.ending"], not span["status"]) for span in attempts}
     assert endings == {"prefill": ("answered", True), "decode": ("failed", False)}
 
 
@@ -126,10 +165,31 @@ def test_where_nobody_collects_them_is_told_at_once() -> None:
         TraceSettings(endpoint="collector:4318")
 
 
-def test_without_opentelemetry_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigurationError, match=r"schedloom\[traces\]"):
-        Traces(TraceSettings())
+def test_what_is_sent_is_what_the_protocol_has() -> None:
+    """Held against OpenTelemetry's own description of it, in which ids are base64 where OTLP has them hexadecimal."""
+    span = Span(TRACE, PARENT, "", "a", Kind.CLIENT, 1)
+    span.about = {"text": "t", "number": 2**40, "part": 0.5, "none": None}
+    span.end(failed=True)
+    fields = orjson.loads(written("service", [span]))
+    (told,) = fields["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    for key in ("traceId", "spanId"):
+        told[key] = base64.b64encode(bytes.fromhex(told[key])).decode()
+    read = json_format.ParseDict(fields, ExportTraceServiceRequest()).resource_spans[0]
+    assert read.resource.attributes[0].value.string_value == "service"
+    (one,) = read.scope_spans[0].spans
+    assert (one.trace_id.hex(), one.span_id.hex(), one.kind, one.status.code) == (TRACE, PARENT, 3, 2)
+    assert (one.start_time_unix_nano, one.end_time_unix_nano) == (1, span.ended)
+    assert {each.key: each.value.WhichOneof("value") for each in one.attributes} == {
+        "text": "string_value",
+        "number": "int_value",
+        "part": "double_value",
+    }
+
+
+def test_a_collector_may_want_a_password() -> None:
+    origin, path, headers = collector("https://a%40b:c@host:1/v1/traces?x=1")
+    assert (origin, path) == ("https://host:1", "/v1/traces?x=1")
+    assert (b"authorization", b"Basic " + base64.b64encode(b"a@b:c")) in headers
 
 
 async def test_a_collector_that_is_not_there_holds_no_router_up() -> None:
