@@ -272,7 +272,8 @@ class Connection(asyncio.Protocol):
         if self._body:
             if self._exchange is not None:
                 self._exchange.body_arrived(self._body)
-            self._body.clear()
+            else:
+                self._body.clear()
 
     def eof_received(self) -> bool:
         return False

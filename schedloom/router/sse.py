@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 DONE = b"[DONE]"
-_TRANSFER_KEY = b'"kv_transfer_params"'
-_NO_TRANSFER = _TRANSFER_KEY + b":null"
+TRANSFER_KEY = b'"kv_transfer_params"'
+_NO_TRANSFER = TRANSFER_KEY + b":null"
 _BETWEEN_EVENTS = re.compile(rb"(?<=\n)\r?\n")
 
 
@@ -63,13 +63,6 @@ def event_of(data: bytes) -> bytes:
     return b"data: %b\n\n" % data
 
 
-def is_special(events: bytes) -> bool:
-    """Whether whole ``events`` may be more than content: the end of a stream, an error, transfer parameters."""
-    # Not with ``in``, which makes and drops an exception for each question: bytes are asked for numbers first.
-    find = events.find
-    return find(b"[DONE]", -24) >= 0 or find(b'"error"') >= 0 or find(b"event:") >= 0 or find(_TRANSFER_KEY) >= 0
-
-
 def is_end(events: bytes) -> bool:
     """Whether the last of ``events`` is the end mark."""
     return events[-24:].rstrip().endswith((b"data: [DONE]", b"data:[DONE]"))
@@ -86,7 +79,7 @@ def tells_an_error(events: bytes) -> bool:
 
 def tells_nothing_of_transfers(answer: bytes) -> bool:
     """Whether a glance shows that ``answer`` carries no transfer parameters, as most show that name them ``null``."""
-    named = answer.count(_TRANSFER_KEY)
+    named = answer.count(TRANSFER_KEY)
     return named == 0 or named == answer.count(_NO_TRANSFER)
 
 
@@ -98,7 +91,7 @@ def without_transfer_parameters(events: bytes) -> bytes:
 
 
 def _without_transfer_parameters(event: bytes) -> bytes:
-    data = data_of(event) if _TRANSFER_KEY in event else None
+    data = data_of(event) if TRANSFER_KEY in event else None
     fields = parsed(data) if data else {}
     if fields.get("kv_transfer_params") is None:
         return event
