@@ -26,11 +26,6 @@ class Call(RouteRequest):
     the headers that every attempt carries, as they are sent, once there was one. ``trace`` is of one that is traced.
     """
 
-    lines = b""
-    marks: Marks = NO_MARKS
-    source: Call | None = None
-    trace: Trace | None = None
-
     def __init__(
         self, path: str, body: GenerationBody, headers: ClientHeaders, session: str | None, key: SessionKey | None
     ) -> None:
@@ -42,6 +37,10 @@ class Call(RouteRequest):
         self.model = body.model
         self.body_bytes = len(body.raw)
         self.splittable = body.splittable and DIALECTS[path].split
+        self.lines = b""
+        self.marks: Marks = NO_MARKS
+        self.source: Call | None = None
+        self.trace: Trace | None = None
 
     @cached_property
     def hints(self) -> Mapping[str, str]:

@@ -19,20 +19,37 @@ _LISTEN_SECONDS = 1.0
 class Exchange(UpstreamResponse):
     """A request under way: its answer as far as it has arrived."""
 
-    status = 0
-    has_head = False
-    _abandoned = False
-    _body_begun = False
-    _buffered = 0
-    _complete = False
-    _end_was_read = False
-    _error: UpstreamError | None = None
-    _raised: Exception | None = None
-    _sink: Callable[[bytes], bool] | None = None
-    _timer: asyncio.TimerHandle | None = None
-    _waiter: asyncio.Future[None] | None = None
+    __slots__ = (
+        "_abandoned",
+        "_all",
+        "_body_begun",
+        "_buffered",
+        "_chunks",
+        "_complete",
+        "_connection",
+        "_end_was_read",
+        "_error",
+        "_last_activity",
+        "_loop",
+        "_raised",
+        "_request",
+        "_sink",
+        "_timer",
+        "_waiter",
+        "has_head",
+        "headers",
+        "sent_at",
+        "status",
+    )
 
     def __init__(self, connection: Connection, request: UpstreamRequest) -> None:
+        self.status = self._buffered = 0
+        self.has_head = self._abandoned = self._body_begun = self._complete = self._end_was_read = False
+        self._error: UpstreamError | None = None
+        self._raised: Exception | None = None
+        self._sink: Callable[[bytes], bool] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._connection = connection
         self._request = request
         self._loop = connection.loop

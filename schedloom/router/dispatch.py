@@ -43,10 +43,6 @@ class Dispatch(UpstreamRequest):
     keeps KV, or waits, until the engine took it up. ``sent`` and ``status`` tell how far it came.
     """
 
-    on_accepted: Callable[[], None] | None = None
-    sent = False
-    status = 0
-
     def __init__(self, call: Call, target: Target, request_id: str, body: bytes, timeouts: Timeouts) -> None:
         self.origin = target.worker.origin
         self.method = "POST"
@@ -54,8 +50,14 @@ class Dispatch(UpstreamRequest):
         self.lines = (call.lines, _REQUEST_ID, request_id.encode(), b"\r\n")
         self.body = body
         self.timeouts = timeouts
+        self.dispatch_by = None
+        self.settle_seconds = 0.0
+        self.on_late_answer = None
         self.target = target
         self.request_id = request_id
+        self.on_accepted: Callable[[], None] | None = None
+        self.sent = False
+        self.status = 0
 
     def abandon(self) -> None:
         """Nobody waits for the engine any more: when it is cancelled, its connection closes at once."""

@@ -54,10 +54,6 @@ class UpstreamRequest:
     noticed that its request was cancelled.
     """
 
-    dispatch_by: float | None = None
-    settle_seconds = 0.0
-    on_late_answer: Callable[[int, bytes], None] | None = None
-
     def __init__(
         self,
         origin: str,
@@ -73,6 +69,9 @@ class UpstreamRequest:
         self.lines = lines
         self.body = body
         self.timeouts = timeouts
+        self.dispatch_by: float | None = None
+        self.settle_seconds = 0.0
+        self.on_late_answer: Callable[[int, bytes], None] | None = None
 
     @property
     def headers(self) -> list[Header]:
