@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import orjson
 
 from schedloom.core.routing import SessionOwner
 from schedloom.router.sessions import SessionKey, SessionStore
+
+_MOST_BYTES = 64 * 1024
 
 
 class Keeper:
@@ -37,8 +40,9 @@ class Keeper:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         with contextlib.suppress(OSError):
-            while line := await reader.readline():
-                writer.write(orjson.dumps(await self._answer(*orjson.loads(line))) + b"\n")
+            async for lines in _lines(reader):
+                answers = [orjson.dumps(await self._answer(*orjson.loads(line))) + b"\n" for line in lines]
+                writer.write(b"".join(answers))
                 await writer.drain()
         self._writers.discard(writer)
         writer.close()
@@ -63,6 +67,7 @@ class KeptSessions:
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self._asked: deque[asyncio.Future[list[Any] | None]] = deque()
+        self._questions: list[bytes] = []
         self._connecting = asyncio.Lock()
 
     async def owner(self, key: SessionKey) -> SessionOwner | None:
@@ -84,8 +89,15 @@ class KeptSessions:
         writer = self._writer or await self._connected()
         answer: asyncio.Future[list[Any] | None] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
-        writer.write(orjson.dumps([what, key.digest(), owner]) + b"\n")
+        self._questions.append(orjson.dumps([what, key.digest(), owner]) + b"\n")
+        if len(self._questions) == 1:
+            asyncio.get_running_loop().call_soon(self._send, writer)
         return await answer
+
+    def _send(self, writer: asyncio.StreamWriter) -> None:
+        """All that was asked in one round of the event loop."""
+        questions, self._questions = self._questions, []
+        writer.write(b"".join(questions))
 
     async def _connected(self) -> asyncio.StreamWriter:
         async with self._connecting:
@@ -97,10 +109,11 @@ class KeptSessions:
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(OSError):
-                while line := await reader.readline():
-                    answer = self._asked.popleft()
-                    if not answer.done():
-                        answer.set_result(orjson.loads(line))
+                async for lines in _lines(reader):
+                    for line in lines:
+                        answer = self._asked.popleft()
+                        if not answer.done():
+                            answer.set_result(orjson.loads(line))
         finally:
             self._writer = None
             writer.close()
@@ -111,6 +124,14 @@ class KeptSessions:
             answer = self._asked.popleft()
             if not answer.done():
                 answer.set_exception(ConnectionResetError("the supervisor closed the connection"))
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[list[bytes]]:
+    """Whole lines, as many at once as have come."""
+    rest = b""
+    while data := await reader.read(_MOST_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        yield lines
 
 
 def _listed(owner: SessionOwner) -> list[Any]:
