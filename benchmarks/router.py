@@ -110,8 +110,13 @@ def soak(pace: Pace) -> Figures:
 
 
 def goodput(pace: Pace) -> Figures:
-    """What is served in time of twice as many requests as can be: by the engines, and by the router itself."""
-    subjects = {"goodput_2x": slow_engines, "goodput_2x_of_the_router": fast_engines}
+    """What is served in time of twice as many requests as can be: by the engines, and by the router itself, which lets
+    all of them in, or few."""
+    subjects = {
+        "goodput_2x": slow_engines,
+        "goodput_2x_of_the_router": schedloom,
+        "goodput_2x_of_the_router_tight": few_at_once,
+    }
     return {name: median(_at_twice_the_load(one, pace) for _ in range(pace.rounds)) for name, one in subjects.items()}
 
 
@@ -120,7 +125,7 @@ def slow_engines() -> AbstractContextManager[Subject]:
     return schedloom(service=0.004, max_in_flight=100, max_waiting=50)
 
 
-def fast_engines() -> AbstractContextManager[Subject]:
+def few_at_once() -> AbstractContextManager[Subject]:
     return schedloom(max_in_flight=256, max_waiting=64)
 
 

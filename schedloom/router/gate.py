@@ -27,6 +27,10 @@ class Gate:
     def waiting(self) -> int:
         return len(self._line)
 
+    def room(self) -> int:
+        """How many may come, those included who come already."""
+        return self._limit + self._longest_line - self.inside - len(self._line)
+
     def may_come(self) -> bool:
         """Whether there is room for another. While there is a line, those who may come count until the loop has come
         round and they have entered.

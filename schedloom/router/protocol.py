@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import httptools
 from starlette.types import ASGIApp
 
+from schedloom.router.arrivals import Arrivals
 from schedloom.router.deadlines import Deadlines
 from schedloom.router.dialect import DIALECTS
 from schedloom.router.exchange import ClientExchange
@@ -29,13 +31,15 @@ _REFUSAL = (
 )
 _MOST_ASKED = 256
 _REFUSABLE = frozenset(path.encode() for path in DIALECTS)
+_HOLDABLE = tuple(b"POST %b HTTP/1.1\r\n" % path for path in _REFUSABLE)
+_MOST_HELD = 256 * 1024
 
 
 class Limits(NamedTuple):
     """Sizes in bytes, times in seconds. ``idle_seconds`` is how long a connection is kept without a request.
 
-    What engines would serve and ``may_come`` has no room for is refused (503) for a tenth of what it costs to serve it;
-    then ``on_refused`` is called.
+    What engines would serve and ``may_come`` has no room for is refused (503) for a fifth of what it costs to serve it;
+    then ``on_refused`` is called. ``room`` tells how many more may come.
     """
 
     max_header_bytes: int = 64 * 1024
@@ -43,6 +47,7 @@ class Limits(NamedTuple):
     body_seconds: float = 30.0
     idle_seconds: float = 5.0
     may_come: Callable[[], bool] = lambda: True
+    room: Callable[[], int] = lambda: sys.maxsize
     on_refused: Callable[[], None] = lambda: None
 
 
@@ -57,11 +62,13 @@ class Clients:
         self.connections: set[ClientConnection] = set()
         self.under_way: set[ClientExchange] = set()
         self.outbox = Outbox()
+        self.arrivals = Arrivals(limits.room)
         self.leaving = False
 
     def leave(self) -> None:
         """Close every connection after the answers that were asked for on it."""
         self.leaving = True
+        self.arrivals.empty()
         for connection in tuple(self.connections):
             connection.leave()
 
@@ -82,7 +89,10 @@ class ClientConnection(asyncio.Protocol):
         self._target = b""
         self._bytes_beside = 0
         self._in_body = False
+        self._is_at_rest = True
+        self._is_unwanted = False
         self._is_refusing = False
+        self._held = b""
         self._arriving: ClientExchange | None = None
         self._answering: ClientExchange | None = None
         self._asked: deque[ClientExchange] = deque()
@@ -102,6 +112,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
+        if self._held:
+            self._clients.arrivals.forget(self)
         self._clients.connections.discard(self)
         if self._end_of_rest is not None:
             self._end_of_rest.cancel()
@@ -113,6 +125,13 @@ class ClientConnection(asyncio.Protocol):
         self._asked.clear()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_at_rest:
+            if self._held or (not self._clients.arrivals.may_begin() and data.startswith(_HOLDABLE)):
+                return self._hold(data)
+            self._is_at_rest = False
+        return self._read(data)
+
+    def _read(self, data: bytes) -> None:
         self._bytes_beside += len(data)
         try:
             self._parser.feed_data(data)
@@ -162,6 +181,7 @@ class ClientConnection(asyncio.Protocol):
         if self._running is not None:
             self._arrived()
         self._resting_since = None
+        self._is_at_rest = False
         self._in_body = True
         received, self._bytes_beside = self._bytes_beside, 0
         target, self._target = self._target, b""
@@ -171,7 +191,7 @@ class ClientConnection(asyncio.Protocol):
             return self._refuse_head()
         if self.transport.is_closing():
             return None
-        if not limits.may_come() and self._is_refusable(target, headers):
+        if (self._is_unwanted or not limits.may_come()) and self._is_refusable(target, headers):
             self._is_refusing = True
             return None
         parser = self._parser
@@ -207,6 +227,30 @@ class ClientConnection(asyncio.Protocol):
             exchange.complete()
             if self._answering is None:
                 self._go_on()
+
+    # Arrival
+
+    def _hold(self, data: bytes) -> None:
+        """What comes behind a request that is held is held with it; no time runs meanwhile."""
+        if not self._held:
+            self._arrived()
+            self._resting_since = None
+            self._clients.arrivals.hold(self)
+        self._held += data
+        if len(self._held) > _MOST_HELD:
+            self.transport.pause_reading()
+
+    def begin(self) -> None:
+        data, self._held = self._held, b""
+        if len(data) > _MOST_HELD:
+            self.transport.resume_reading()
+        self._is_at_rest = False
+        self._read(data)
+
+    def turn_away(self) -> None:
+        self._is_unwanted = True
+        self.begin()
+        self._is_unwanted = False
 
     # Called by exchanges.
 
@@ -258,6 +302,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _rest(self) -> None:
         """Until the next request begins. One timer serves all rests: whoever is asked again and again costs none."""
+        self._is_at_rest = True
         self._resting_since = self._loop.time()
         if self._end_of_rest is None:
             self._end_of_rest = self._loop.call_later(self._clients.limits.idle_seconds, self._look)

@@ -87,7 +87,7 @@ def _spare_the_collector() -> None:
     """What is there by now stays, and requests leave no cycles: looking for some is seldom worth while."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(200_000, 20, 20)
 
 
 def _keep_freed_memory() -> None:
@@ -104,6 +104,7 @@ def limits_of(settings: RouterSettings, app: RouterApp) -> Limits:
         settings.header_timeout_seconds,
         settings.body_timeout_seconds,
         may_come=app.door.gate.may_come,
+        room=app.door.gate.room,
         on_refused=lambda: app.metrics.ended("", "failed"),
     )
 

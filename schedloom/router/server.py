@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+from typing import Final
 
 from starlette.types import ASGIApp
 
 from schedloom.router.protocol import ClientConnection, Clients, Limits
 
+log = logging.getLogger(__name__)
+
 _PAUSE = 0.02
 _LAST_WORDS_SECONDS = 1.0
+_ACCEPT: Final = 32
+_REST_SECONDS: Final = 0.5
 
 
 class Server:
@@ -22,12 +28,14 @@ class Server:
 
     async def start(self, listener: socket.socket, backlog: int = 4096) -> None:
         self._clients = clients = Clients(self._app, self._limits)
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: ClientConnection(clients), sock=listener, backlog=backlog)
+        self._door = _Door(listener, clients)
+        listener.listen(backlog)
+        listener.setblocking(False)
+        self._door.open()
 
     async def stop(self, grace_seconds: float) -> None:
         """Take no new requests; those under way may finish within ``grace_seconds``, and are cancelled then."""
-        self._server.close()
+        self._door.close()
         self._clients.leave()
         await self._until_empty(grace_seconds)
         for exchange in tuple(self._clients.under_way):
@@ -41,3 +49,53 @@ class Server:
         end = loop.time() + seconds
         while (self._clients.connections or self._clients.under_way) and loop.time() < end:
             await asyncio.sleep(_PAUSE)
+
+
+class _Door:
+    """Accepts connections, some dozens in a round of the event loop.
+
+    The loop's own server may take a single one in each round (libuv since 1.47), so that with some hundreds of busy
+    connections the next hundred are let in over seconds.
+    """
+
+    def __init__(self, listener: socket.socket, clients: Clients) -> None:
+        self._listener = listener
+        self._clients = clients
+        self._loop = asyncio.get_running_loop()
+        self._coming: set[asyncio.Task[object]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+
+    def open(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPT):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                return self._rest(error)
+            self._let_in(connection)
+
+    def _let_in(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made = self._loop.connect_accepted_socket(lambda: ClientConnection(self._clients), connection)
+        task = self._loop.create_task(made)
+        self._coming.add(task)
+        task.add_done_callback(self._coming.discard)
+
+    def _rest(self, error: OSError) -> None:
+        """There are no files left, or no memory: those who wait stay in the kernel's line."""
+        log.error("no more connections can be accepted now: %s", error.strerror)
+        self._loop.remove_reader(self._listener)
+        self._pause = self._loop.call_later(_REST_SECONDS, self.open)
