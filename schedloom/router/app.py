@@ -34,7 +34,7 @@ from schedloom.router.patience import PatientSessions
 from schedloom.router.pipeline import Pipeline
 from schedloom.router.reply import JSON, Reply
 from schedloom.router.selection import Excuses, Selection, View
-from schedloom.router.sessions import MemorySessions, SessionStore
+from schedloom.router.sessions import MemorySessions, SessionsAtHand, SessionStore
 from schedloom.router.settings import RouterSettings
 from schedloom.router.standing import Standing
 from schedloom.router.tenants import Tenants
@@ -118,10 +118,10 @@ class RouterApp:
             await self.door.traces.close()
 
     def _kept(self, elsewhere: SessionStore | None, settings: RouterSettings, clock: Clock) -> SessionStore:
-        """Sessions that are kept elsewhere must not take a request down with them."""
+        """Sessions that are to be asked for must not take a request down with them."""
         if elsewhere is None:
             return MemorySessions(settings.session_capacity, settings.session_idle_seconds, clock)
-        return PatientSessions(elsewhere, self.metrics, clock)
+        return elsewhere if isinstance(elsewhere, SessionsAtHand) else PatientSessions(elsewhere, self.metrics, clock)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 _BEGIN: Final = 32
-_REFUSE: Final = 8
+_REFUSE: Final = 4
 
 
 class Arrival(Protocol):

@@ -17,7 +17,7 @@ from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
 from schedloom.router.selection import Excuses, Selection
-from schedloom.router.sessions import MemorySessions, SessionKey, SessionStore
+from schedloom.router.sessions import SessionKey, SessionsAtHand, SessionStore
 from schedloom.router.settings import RouterSettings
 from schedloom.router.tokens import Tokens
 
@@ -40,7 +40,7 @@ class Pipeline:
         self._attempts = attempts
         self._fleet = fleet
         self._sessions = sessions
-        self._at_hand = sessions if isinstance(sessions, MemorySessions) else None
+        self._at_hand = sessions if isinstance(sessions, SessionsAtHand) else None
         self._planners = policies.of("plan_route")
         self._metrics = metrics
         self._selection = selection

@@ -46,4 +46,4 @@ class RedisSessions:
         await self._client.aclose()
 
     def _name(self, key: SessionKey) -> str:
-        return f"{self._prefix}:{key.digest()}"
+        return f"{self._prefix}:{key.digest().hex()}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from schedloom.core.routing import SessionOwner
 
@@ -17,10 +17,11 @@ class SessionKey(NamedTuple):
     model: str
     session: str
 
-    def digest(self) -> str:
-        """Short, and the same for equal keys alone, however long they are."""
-        words = [word.encode("utf-8", "surrogatepass") for word in self]
-        return hashlib.sha256(b"".join(hashlib.sha256(word).digest() for word in words)).hexdigest()[:32]
+    def digest(self) -> bytes:
+        """16 bytes, the same for equal keys alone, however long they are."""
+        tenant, model, session = (word.encode("utf-8", "surrogatepass") for word in self)
+        lengths = b"%d %d " % (len(tenant), len(model))
+        return hashlib.blake2b(lengths + tenant + model + session, digest_size=16).digest()
 
 
 class SessionStore(Protocol):
@@ -30,6 +31,19 @@ class SessionStore(Protocol):
     async def bind(self, key: SessionKey, owner: SessionOwner) -> None: ...
     async def release(self, key: SessionKey) -> None: ...
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class SessionsAtHand(SessionStore, Protocol):
+    """Ownership that is known at once."""
+
+    def find(self, key: SessionKey) -> SessionOwner | None:
+        """``owner``, at once."""
+        ...
+
+    def keep(self, key: SessionKey, owner: SessionOwner) -> None:
+        """``bind``, at once."""
+        ...
 
 
 class MemorySessions:
@@ -55,7 +69,6 @@ class MemorySessions:
         self.keep(key, owner)
 
     def find(self, key: SessionKey) -> SessionOwner | None:
-        """``owner``, at once."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -67,7 +80,6 @@ class MemorySessions:
         return owner
 
     def keep(self, key: SessionKey, owner: SessionOwner) -> None:
-        """``bind``, at once."""
         now = self._touch(key, owner)
         self._drop_idle(now - self._idle_seconds)
         while len(self._entries) > self._capacity:

@@ -83,12 +83,12 @@ async def test_whoever_comes_while_others_are_held_is_behind_them() -> None:
 
 async def test_beyond_the_room_the_newest_begin_and_few_of_the_oldest_are_refused() -> None:
     crowd = Crowd(200, room=50)
-    oldest = [("refused", number) for number in range(32, 40)]
+    oldest = [("refused", number) for number in range(32, 36)]
     assert await crowd.a_round() == oldest + begun(*range(199, 167, -1))
-    oldest = [("refused", number) for number in range(40, 48)]
+    oldest = [("refused", number) for number in range(36, 40)]
     assert await crowd.a_round() == oldest + begun(*range(167, 135, -1))
     crowd.room = PLENTY
-    assert await crowd.a_round() == begun(*range(48, 80))
+    assert await crowd.a_round() == begun(*range(40, 72))
 
 
 async def test_nobody_is_refused_who_has_room() -> None:

@@ -18,11 +18,8 @@ import pytest
 from pydantic import SecretStr
 
 from schedloom.core.errors import ConfigurationError
-from schedloom.core.routing import SessionOwner
 from schedloom.router.processes.assignment import for_each
-from schedloom.router.processes.keeper import Keeper, KeptSessions
 from schedloom.router.serve import listen
-from schedloom.router.sessions import MemorySessions, SessionKey
 from schedloom.router.settings import router_settings
 from schedloom.router.standing import PUBLISHED_EVERY_SECONDS
 from tests.router.fakes import EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
@@ -137,7 +134,11 @@ async def test_both_processes_serve() -> None:
 
 
 def _open_sockets(pid: int) -> int:
-    return sum(os.readlink(entry).startswith("socket") for entry in Path(f"/proc/{pid}/fd").iterdir())
+    found = 0
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += os.readlink(entry).startswith("socket")
+    return found
 
 
 async def test_a_process_that_dies_is_replaced_and_nothing_counted_is_lost() -> None:
@@ -215,41 +216,6 @@ def test_limits_are_shared_out_and_secrets_are_the_same() -> None:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-KEY, OTHER = SessionKey("t", "m", "s"), SessionKey("t", "m", "other")
-OWNER = SessionOwner("decoder-0", "e1", 3)
-
-
-async def test_kept_sessions_are_the_keepers(tmp_path: Path) -> None:
-    async with Keeper(MemorySessions(10, 60, lambda: 0.0), tmp_path / "s"):
-        one, two = KeptSessions(tmp_path / "s"), KeptSessions(tmp_path / "s")
-        assert await one.owner(KEY) is None
-        await one.bind(KEY, OWNER)
-        assert await asyncio.gather(*[two.owner(key) for key in (KEY, OTHER, KEY)]) == [OWNER, None, OWNER]
-        await two.release(KEY)
-        assert await one.owner(KEY) is None
-        await one.close()
-        await two.close()
-
-
-async def test_whoever_waits_for_a_keeper_that_goes_is_told(tmp_path: Path) -> None:
-    never = asyncio.Event()
-
-    class Stuck(MemorySessions):
-        async def owner(self, key: SessionKey) -> SessionOwner | None:
-            await never.wait()
-            return None
-
-    sessions = KeptSessions(tmp_path / "s")
-    async with Keeper(Stuck(10, 60, lambda: 0.0), tmp_path / "s"):
-        asked = asyncio.create_task(sessions.owner(KEY))
-        await asyncio.sleep(0.05)
-    with pytest.raises(OSError):
-        await asked
-    with pytest.raises(OSError):
-        await sessions.owner(KEY)
-    await sessions.close()
 
 
 def test_a_router_needs_a_process() -> None:

@@ -34,11 +34,15 @@ ENGINES = ["http://p:1", "http://d:1"]
 SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
 
 
-class Failing(MemorySessions):
+class Failing:
     """A store that fails, or hangs, while it is told to."""
 
     trouble: Exception | asyncio.Event | None = None
     asked = 0
+
+    def __init__(self, clock: Clock) -> None:
+        store = MemorySessions(10, 60, clock)
+        self._find, self.bind, self.release, self.close = store.find, store.bind, store.release, store.close
 
     async def owner(self, key: SessionKey) -> SessionOwner | None:
         self.asked += 1
@@ -46,12 +50,12 @@ class Failing(MemorySessions):
             raise self.trouble
         if self.trouble is not None:
             await self.trouble.wait()
-        return await super().owner(key)
+        return self._find(key)
 
 
 async def test_what_a_store_fails_to_tell_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
     clock, metrics = Clock(), Metrics()
-    store = Failing(10, 60, clock)
+    store = Failing(clock)
     sessions = PatientSessions(store, metrics, clock)
     await sessions.bind(KEY, OWNER)
     assert await sessions.owner(KEY) == OWNER
@@ -69,7 +73,7 @@ async def test_what_a_store_fails_to_tell_is_not_known(caplog: pytest.LogCapture
 
 async def test_a_store_that_hangs_is_not_waited_for() -> None:
     clock = Clock()
-    store = Failing(10, 60, clock)
+    store = Failing(clock)
     store.trouble = asyncio.Event()
     begun = asyncio.get_running_loop().time()
     assert await PatientSessions(store, Metrics(), clock).owner(KEY) is None
@@ -78,7 +82,7 @@ async def test_a_store_that_hangs_is_not_waited_for() -> None:
 
 async def test_without_its_store_a_router_serves_by_prefillers() -> None:
     engines = [prefiller(), decoder()]
-    store = Failing(10, 60, Clock())
+    store = Failing(Clock())
     app = RouterApp(settings_for(engines), FakeUpstream(engines), store)
     await app.start()
     client = Client(app)
@@ -93,7 +97,7 @@ async def test_without_its_store_a_router_serves_by_prefillers() -> None:
 
 
 async def test_a_start_says_once_that_its_store_fails(caplog: pytest.LogCaptureFixture) -> None:
-    engines, store = [prefiller(), decoder()], Failing(10, 60, Clock())
+    engines, store = [prefiller(), decoder()], Failing(Clock())
     store.trouble = OSError("gone")
     settings = settings_for(engines, session_store="redis://h:1")
     app = RouterApp(settings, FakeUpstream(engines), store)

@@ -30,7 +30,7 @@ class Assignment:
 
 
 def sessions_in(room: Path) -> Path:
-    """The socket at which the supervisor keeps the sessions."""
+    """The table of sessions that every process has."""
     return room / "sessions"
 
 

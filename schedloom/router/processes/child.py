@@ -21,7 +21,7 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
 from schedloom.router.metrics import Metrics
 from schedloom.router.processes.assignment import Assignment
-from schedloom.router.processes.keeper import KeptSessions
+from schedloom.router.processes.table import SharedSessions
 from schedloom.router.serve import bind, configure_logging, open_store, serve
 
 
@@ -38,7 +38,7 @@ def main() -> None:
 async def _serve(assignment: Assignment) -> None:
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _leave_with_the_supervisor)
     settings = assignment.settings
-    store = open_store(settings) or KeptSessions(assignment.sessions)
+    store = open_store(settings) or SharedSessions(assignment.sessions, settings.session_idle_seconds)
     app = RouterApp(settings, sessions=store, metrics=Metrics(assignment.figures))
     await serve(settings, app, bind(settings.host, settings.port, shared=True), lambda: _say(()))
 

@@ -22,9 +22,8 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.processes.assignment import Assignment, figures_in, for_each
-from schedloom.router.processes.keeper import Keeper
+from schedloom.router.processes.table import SharedSessions
 from schedloom.router.serve import address_of, announce, bind, listen
-from schedloom.router.sessions import MemorySessions
 from schedloom.router.settings import RouterSettings
 from schedloom.router.within import within
 
@@ -69,12 +68,11 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
-        sessions = MemorySessions(self._settings.session_capacity, self._settings.session_idle_seconds, time.monotonic)
-        async with Keeper(sessions, self._assignment.sessions):
-            try:
-                await self._serve()
-            finally:
-                await self._end_all()
+        SharedSessions.create(self._assignment.sessions, self._settings.session_capacity)
+        try:
+            await self._serve()
+        finally:
+            await self._end_all()
 
     async def _serve(self) -> None:
         places = range(self._settings.processes)

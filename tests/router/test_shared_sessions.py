@@ -1,0 +1,151 @@
+"""A table of sessions that several processes have at once (A2, B9): bounded, and wrong about nothing (R10)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from schedloom.core.routing import SessionOwner
+from schedloom.router.processes.table import SharedSessions
+from schedloom.router.sessions import SessionKey
+from tests.router.test_sessions import OTHER, OWNER, Clock, key
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "sessions"
+    SharedSessions.create(path, 1_000)
+    return path
+
+
+async def test_what_one_process_binds_the_others_know(path: Path) -> None:
+    one, two = SharedSessions(path, 60), SharedSessions(path, 60)
+    assert await one.owner(key("a")) is None
+    await one.bind(key("a"), OWNER)
+    assert await two.owner(key("a")) == OWNER
+    await two.bind(key("a"), OTHER)
+    assert await one.owner(key("a")) == OTHER
+    await two.release(key("a"))
+    assert await one.owner(key("a")) is None
+    await one.close()
+    assert await two.owner(key("a")) is None
+
+
+@pytest.mark.parametrize("other", [key("A"), key("a "), key("a", tenant="u"), key("a", model="n"), key("", model="ma")])
+def test_keys_are_equal_only_to_themselves(path: Path, other: SessionKey) -> None:
+    sessions = SharedSessions(path, 60)
+    sessions.keep(key("a"), OWNER)
+    assert sessions.find(other) is None
+
+
+def test_idle_sessions_are_forgotten_and_used_ones_are_not(path: Path) -> None:
+    clock = Clock()
+    clock.now = 1
+    sessions = SharedSessions(path, 60, clock)
+    sessions.keep(key("idle"), OWNER)
+    sessions.keep(key("used"), OWNER)
+    for now, idle in ((41, OWNER), (81, OWNER), (160, None)):
+        clock.now = now
+        assert sessions.find(key("used")) == (OWNER if now < 160 else None)
+        if now == 160:
+            assert sessions.find(key("idle")) is idle
+
+
+def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+    clock = Clock()
+    SharedSessions.create(tmp_path / "s", 4)
+    sessions = SharedSessions(tmp_path / "s", 60, clock)
+    for number in range(8):
+        clock.now = number + 1
+        sessions.keep(key(str(number)), OWNER)
+    clock.now = 20
+    assert sessions.find(key("0")) == OWNER
+    sessions.keep(key("new"), OTHER)
+    found = [name for name in "01234567" if sessions.find(key(name))]
+    assert found == list("0234567")
+    assert sessions.find(key("new")) == OTHER
+
+
+def test_all_that_were_asked_for_are_kept_and_a_flood_takes_no_more(path: Path) -> None:
+    size, sessions = path.stat().st_size, SharedSessions(path, 60)
+    for number in range(1_000):
+        sessions.keep(key(str(number)), OWNER)
+    kept = sum(sessions.find(key(str(number))) is not None for number in range(1_000))
+    assert kept > 980
+    for number in range(20_000):
+        sessions.keep(key(f"flood-{number}"), OWNER)
+    assert sum(sessions.find(key(f"flood-{number}")) is not None for number in range(20_000)) <= 2_000
+    assert path.stat().st_size == size <= 2_000 * 128
+
+
+def test_a_session_bound_again_stands_once(tmp_path: Path) -> None:
+    SharedSessions.create(tmp_path / "s", 4)
+    sessions = SharedSessions(tmp_path / "s", 60)
+    for number in range(8):
+        sessions.keep(key(str(number)), OWNER)
+    for _ in range(20):
+        sessions.keep(key("3"), OTHER)
+    assert all(sessions.find(key(name)) for name in "01234567")
+
+
+def test_an_owner_of_too_long_a_name_is_not_kept_rather_than_cut(path: Path) -> None:
+    sessions = SharedSessions(path, 60)
+    for length in (20, 64, 80, 200):
+        owner = SessionOwner("decoder-0", "e" * length, 0)
+        sessions.keep(key(str(length)), owner)
+        assert sessions.find(key(str(length))) == (owner if length <= 64 else None)
+
+
+def test_what_is_half_written_is_not_read(path: Path) -> None:
+    sessions = SharedSessions(path, 60)
+    sessions.keep(key("a"), OWNER)
+    whole = path.read_bytes()
+    at = whole.index(b"decoder-0")
+    for place, byte in ((at, b"x"), (at + 8, b"1"), (at - 2, b"\0")):
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(byte)
+        assert sessions.find(key("a")) is None
+        with path.open("r+b") as file:
+            file.write(whole)
+        assert sessions.find(key("a")) == OWNER
+
+
+SECONDS = 2.0
+
+
+def hammer(path: Path, seed: int, wrong: multiprocessing.Queue[str]) -> None:
+    """Binds and asks for few sessions at once, of which each has owners of its own name."""
+    sessions, chance = SharedSessions(path, 60), random.Random(seed)
+    end, found = time.monotonic() + SECONDS, 0
+    while time.monotonic() < end:
+        name = str(chance.randrange(40))
+        if chance.random() < 0.5:
+            sessions.keep(key(name), SessionOwner(f"decoder-{name}", "e" * chance.randrange(40), chance.randrange(9)))
+        owner = sessions.find(key(name))
+        found += owner is not None
+        if owner is not None and (owner.worker != f"decoder-{name}" or set(owner.epoch) - {"e"}):
+            wrong.put(f"{name} has {owner}")
+    wrong.put(f"found {found}")
+
+
+def test_processes_that_write_at_once_tell_nothing_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "sessions"
+    SharedSessions.create(path, 8)
+    context = multiprocessing.get_context("spawn")
+    said: multiprocessing.Queue[str] = context.Queue()
+    processes = [context.Process(target=hammer, args=(path, seed, said)) for seed in range(3)]
+    for process in processes:
+        process.start()
+    told = [said.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert all(re.fullmatch(r"found \d{4,}", one) for one in told), told
+    assert said.empty()
