@@ -16,21 +16,24 @@ from schedloom.core.routing import SessionOwner
 from schedloom.router.sessions import SessionKey
 
 _WAYS: Final = 8
-_SLOT_BYTES: Final = 112
-_TIMES: Final = struct.Struct(f"={_WAYS}d")
+_BUCKET_BYTES: Final = 1024
 _TIME: Final = struct.Struct("=d")
-_HEAD: Final = struct.Struct("=IH16s")
-_BUCKET_BYTES: Final = _TIMES.size + _WAYS * _SLOT_BYTES
+_TIMES: Final = struct.Struct(f"={_WAYS}d")
+_DIGEST_BYTES: Final = 16
+_DIGESTS_AT: Final = _TIMES.size
+_SLOTS_AT: Final = _DIGESTS_AT + _WAYS * _DIGEST_BYTES
+_SLOT_BYTES: Final = (_BUCKET_BYTES - _SLOTS_AT) // _WAYS
+_HEAD: Final = struct.Struct("=IH")
 _MOST_BYTES: Final = _SLOT_BYTES - _HEAD.size
-_DIGEST_AT: Final = _HEAD.size - 16
 
 
 class SharedSessions:
     """Ownership in a file that every process has mapped; ``create`` makes it.
 
-    A session may stand in one bucket of eight slots, where the least recently used gives way to another. Nothing is
-    locked: a slot that two processes write at once fails its checksum, and holds nothing then. A session that is so
-    forgotten costs one ordinary prefill. ``clock`` is one that all processes share; a session that was idle for longer
+    A session may stand in one bucket, which is eight instants of last use, eight digests of keys and eight slots for
+    owners; the least recently used gives way to another. Nothing is locked: a slot's checksum is that of its owner and
+    its key, so that what two processes write at once holds nothing. A session that is so forgotten costs one ordinary
+    prefill. ``clock`` is one that all processes share; a session that was idle for longer
     than ``idle_seconds`` of it is forgotten.
     """
 
@@ -59,7 +62,7 @@ class SharedSessions:
         bucket = self._bucket_of(digest)
         way = self._way_of(digest, bucket)
         if way is not None:
-            self._write(bucket, way, bytes(16), b"", 0.0)
+            self._write(bucket, way, bytes(_DIGEST_BYTES), b"", 0.0)
 
     async def close(self) -> None:
         self._memory.close()
@@ -95,20 +98,22 @@ class SharedSessions:
         return int.from_bytes(digest[:8], "little") % self._buckets * _BUCKET_BYTES
 
     def _way_of(self, digest: bytes, bucket: int) -> int | None:
-        slots = bucket + _TIMES.size
-        at = self._memory.find(digest, slots, slots + _WAYS * _SLOT_BYTES) - slots - _DIGEST_AT
-        return at // _SLOT_BYTES if at >= 0 else None
+        digests = bucket + _DIGESTS_AT
+        at = self._memory.find(digest, digests, bucket + _SLOTS_AT) - digests
+        return at // _DIGEST_BYTES if at >= 0 else None
 
     def _read(self, bucket: int, way: int, digest: bytes) -> bytes | None:
-        """What a slot holds, unless another process has taken or begun to take it meanwhile."""
-        begin = bucket + _TIMES.size + way * _SLOT_BYTES
+        """What is kept for a key, unless another process has taken its slot, or half taken it, meanwhile."""
+        begin = bucket + _SLOTS_AT + way * _SLOT_BYTES
         slot = self._memory[begin : begin + _SLOT_BYTES]
-        checksum, length, _ = _HEAD.unpack_from(slot)
-        sure = slot[_DIGEST_AT : _HEAD.size + length]
-        return sure[16:] if sure.startswith(digest) and zlib.crc32(sure) == checksum else None
+        checksum, length = _HEAD.unpack_from(slot)
+        owner = slot[_HEAD.size : _HEAD.size + length]
+        return owner if zlib.crc32(digest + owner) == checksum else None
 
     def _write(self, bucket: int, way: int, digest: bytes, owner: bytes, used: float) -> None:
-        begin = bucket + _TIMES.size + way * _SLOT_BYTES
-        slot = _HEAD.pack(zlib.crc32(digest + owner), len(owner), digest) + owner
-        self._memory[begin : begin + len(slot)] = slot
+        slot = bucket + _SLOTS_AT + way * _SLOT_BYTES
+        written = _HEAD.pack(zlib.crc32(digest + owner), len(owner)) + owner
+        self._memory[slot : slot + len(written)] = written
+        name = bucket + _DIGESTS_AT + way * _DIGEST_BYTES
+        self._memory[name : name + _DIGEST_BYTES] = digest
         _TIME.pack_into(self._memory, bucket + way * _TIME.size, used)
