@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 
 from schedloom.router.breaker import Clock, RetryBudget
 from schedloom.router.call import Call, new_request_id
 from schedloom.router.dispatch import Dispatcher
+from schedloom.router.effort import A_PASS, Effort
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet, Target, Worker
+from schedloom.router.fleet import Doubt, Fleet, Target, Worker
 from schedloom.router.learning import Lessons
 from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome
@@ -20,13 +22,17 @@ from schedloom.router.tokens import Tokens
 from schedloom.router.transfer.callbacks import Callbacks, callback_origin
 from schedloom.router.transfer.layerwise import LayerwiseTransfer
 from schedloom.router.transfer.modes import Mode
-from schedloom.router.transfer.protocol import TOO_LATE, Passage, Resumption, Transfer
+from schedloom.router.transfer.protocol import Passage, Resumption, Transfer
 from schedloom.router.transfer.pull import PullTransfer
 from schedloom.router.transfer.pull_back import PullBack
 from schedloom.router.transfer.push import PushTransfer
 from schedloom.router.upstream import TooLate, Upstream
 
 log = logging.getLogger(__name__)
+
+TOO_LATE = (504, "The Decoder could not be reached in time after the prefill.", "handoff_timeout")
+
+_Serve = Callable[[Effort, Target | None], Awaitable[Outcome]]
 
 
 class Attempts:
@@ -65,42 +71,40 @@ class Attempts:
         dispatch = self._dispatcher.dispatch(call, target, new_request_id(), body)
         return self._dispatcher.generate(call, reply, dispatch, "append", local=True)
 
-    async def decode(self, call: Call, reply: Reply, target: Target | None = None) -> Outcome:
+    def decode(self, call: Call, reply: Reply, target: Target | None = None) -> Awaitable[Outcome]:
         """Have one Decoder do everything."""
-        target = target or self._selection.decoder(call)
-        body = call.body.for_one_decoder(call.marks_for(target.worker))
-        dispatch = self._dispatcher.dispatch(call, target, new_request_id(), body)
-        return await self._dispatcher.generate(call, reply, dispatch, "decode")
+        return self._until_served(functools.partial(self._decode, call, reply), Effort(), target, needed=1)
 
-    async def prefill_decode(
-        self,
-        call: Call,
-        reply: Reply,
-        decision: str,
-        target: Target | None = None,
-        avoid: Collection[Worker] = (),
-    ) -> Outcome:
-        """Have a Prefiller compute the prompt's KV, and a Decoder take it and answer.
+    def prefill_decode(
+        self, call: Call, reply: Reply, decision: str, target: Target | None = None, effort: Effort | None = None
+    ) -> Awaitable[Outcome]:
+        """Have a Prefiller compute the prompt's KV, and a Decoder take it and answer."""
+        serve = functools.partial(self._pass, call, reply, decision)
+        return self._until_served(serve, effort or Effort(), target, needed=A_PASS)
 
-        What fails before any output is tried once more where that may help: with other engines, as far as the
-        budget for second tries reaches, or with a fresh prefill when the hand-over came too late for the
-        Prefiller's lease.
+    async def _until_served(self, serve: _Serve, effort: Effort, target: Target | None, needed: int) -> Outcome:
+        """What fails before any output is tried again where that may help, within the work that one request may cause:
+        by others, as far as the budget for second tries reaches, or with a fresh prefill, once, when the hand-over came
+        too late for the Prefiller's lease.
         """
         self._budget.count_request()
-        tried = list(avoid)
-        try:
-            return await self._pass(call, reply, decision, target, tried)
-        except TooLate:
-            log.warning("a Decoder was not reached in time; the prefill is repeated")
-        except Failure as failure:
-            if not (failure.may_pass and self._fleet.has_others(tried) and self._budget.take()):
-                raise
-        self._metrics.retries.inc()
-        try:
-            only_one_was_asked = len(tried) == len(avoid) + 1
-            return await self._pass(call, reply, decision, None, tried, may_repeat=only_one_was_asked)
-        except TooLate:
-            raise Failure.own(*TOO_LATE) from None
+        while True:
+            try:
+                return await serve(effort, target)
+            except TooLate:
+                if effort.was_late or effort.left < needed:
+                    raise Failure.own(*TOO_LATE) from None
+                effort.came_late()
+                log.warning("a Decoder was not reached in time; the prefill is repeated")
+            except Failure as failure:
+                effort.failed(failure)
+                if not (failure.may_pass and self._may_help(effort, needed) and self._budget.take()):
+                    raise
+            self._metrics.retries.inc()
+            target = None
+
+    def _may_help(self, effort: Effort, needed: int) -> bool:
+        return effort.left >= needed and effort.may_help(self._fleet, prefills=needed > 1)
 
     async def resume(self, call: Call, reply: Reply) -> Outcome:
         """Once through a Prefiller and a Decoder that continues, rather not the one that the reply is of so far.
@@ -108,26 +112,27 @@ class Attempts:
         Raises TooLate as well.
         """
         giver = self._fleet.find(reply.owner.worker) if reply.owner is not None else None
-        givers = [giver] if giver is not None else []
+        effort = Effort(A_PASS, {} if giver is None else {giver: Doubt.FAILED})
         request_id = reply.request_id = new_request_id()
         reply.owner = None
-        self._selection.resumer(givers)
-        passage = Resumption(call, reply, reply.decision, request_id, self._selection, givers)
+        self._selection.resumer(effort.doubts)
+        passage = Resumption(call, reply, reply.decision, request_id, self._selection, effort)
         return await self._transfers[self._fleet.mode].serve(passage)
 
+    async def _decode(self, call: Call, reply: Reply, effort: Effort, target: Target | None) -> Outcome:
+        target = target or self._selection.decoder(call, effort.doubts)
+        effort.asks(target.worker)
+        body = call.body.for_one_decoder(call.marks_for(target.worker))
+        dispatch = self._dispatcher.dispatch(call, target, new_request_id(), body)
+        return await self._dispatcher.generate(call, reply, dispatch, "decode")
+
     def _pass(
-        self,
-        call: Call,
-        reply: Reply,
-        decision: str,
-        target: Target | None,
-        tried: list[Worker],
-        may_repeat: bool = True,
+        self, call: Call, reply: Reply, decision: str, effort: Effort, target: Target | None
     ) -> Awaitable[Outcome]:
         self._fleet.require_decoder()
         request_id = new_request_id()
         reply.decision, reply.request_id, reply.owner = decision, request_id, None
-        passage = Passage(call, reply, decision, request_id, self._selection, tried, target, may_repeat)
+        passage = Passage(call, reply, decision, request_id, self._selection, effort, target)
         return self._transfers[self._fleet.mode].serve(passage)
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from schedloom.core.continuation import CONTINUABLE_KEY
 from schedloom.core.routing import Leg
@@ -31,6 +31,8 @@ from schedloom.router.upstream import (
 )
 
 log = logging.getLogger(__name__)
+
+_Read = TypeVar("_Read")
 
 _REQUEST_ID = REQUEST_ID_HEADER + b": "
 
@@ -91,8 +93,10 @@ class Dispatcher:
         self._engine_authorization = _bearer(settings)
         self._refusing: dict[str, str] = {}
 
-    async def prefill(self, call: Call, dispatch: Dispatch) -> bytes:
-        """A Prefiller's whole answer, streamed or not. Raises Failure with the Prefiller's own error."""
+    async def prefill(self, call: Call, dispatch: Dispatch, read: Callable[[bytes], _Read]) -> _Read:
+        """What ``read`` finds in a Prefiller's whole answer, streamed or not. Raises Failure with the Prefiller's own
+        error, or with that of ``read``.
+        """
         with self._lessons.serving(call, dispatch, Leg.PREFILL) as service:
             try:
                 dispatch.sent = True
@@ -109,9 +113,9 @@ class Dispatcher:
             if response.status != 200:
                 self._check_key(response.status, dispatch, service, "Prefiller")
                 raise failure_of(response, body)
-        if not body.startswith(b"{") and tells_an_error(body):
-            raise Failure.own(502, "The Prefiller failed.", "prefill_failed")
-        return body
+            if not body.startswith(b"{") and tells_an_error(body):
+                raise Failure.own(502, "The Prefiller failed.", "prefill_failed")
+            return read(body)
 
     async def generate(
         self, call: Call, reply: Reply, dispatch: Dispatch, decision: str, *, local: bool = False

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import orjson
+
+if TYPE_CHECKING:
+    from schedloom.router.fleet import Worker
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -31,10 +35,12 @@ def error_body(status: int, message: str, code: str, param: str | None = None) -
 class Failure(Exception):
     """A request that ends in an error before any of its output reached the client.
 
-    Either the router's own error or an engine's, whose status and body are kept as they came.
+    Either the router's own error or an engine's, whose status and body are kept as they came. ``culprit`` is the engine
+    that was asked.
     """
 
     is_own = False
+    culprit: Worker | None = None
 
     def __init__(self, status: int, body: bytes, headers: Headers = ()) -> None:
         super().__init__(status, body)

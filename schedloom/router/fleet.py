@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,6 +22,19 @@ _Able = TypeVar("_Able")
 
 APPEND_FEATURE = "append_prefill"
 RECOMPUTE_FEATURE = "recompute"
+
+
+class Doubt(IntEnum):
+    """What one request holds against an engine. DOUBTED: it prefilled for a Decoder that failed, perhaps for what
+    it got, or was not reached in time. FAILED: it did not do its part.
+    """
+
+    DOUBTED = 1
+    FAILED = 2
+
+
+Doubts = Mapping["Worker", Doubt]
+NO_DOUBTS: Doubts = {}
 
 
 class Health(Enum):
@@ -203,8 +216,16 @@ class Service:
         worker, rank = self.worker, self.rank
         worker.busy[rank] -= 1
         worker.bytes[rank] -= self.size
+        if kind is not None and isinstance(error, Failure):
+            self._ended_with(error)
         if not (self.success and worker.breaker.is_clean):
             worker.breaker.end(self.success)
+
+    def _ended_with(self, failure: Failure) -> None:
+        """An error may also be told, or be found, behind the head of a fine answer."""
+        failure.culprit = self.worker
+        if failure.is_the_engines_fault and failure.status != 503:
+            self.success = False
 
     def failed(self) -> None:
         self.success = False
@@ -265,38 +286,40 @@ class Fleet:
             return False
         return worker.contract.epoch == owner.epoch and worker.has_rank(owner.rank)
 
-    def choose_prefiller(self, avoid: Collection[Worker] = ()) -> Worker:
+    def choose_prefiller(self, doubts: Doubts = NO_DOUBTS) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
         able = self._usable_prefillers
-        return able[0] if len(able) == 1 else _least_busy(able, "Prefiller", next(self._prefiller_turns), avoid)
+        return able[0] if len(able) == 1 else _least_busy(able, "Prefiller", next(self._prefiller_turns), doubts)
 
-    def choose_decoder(self, avoid: Collection[Worker] = ()) -> Worker:
+    def choose_decoder(self, doubts: Doubts = NO_DOUBTS) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
         able = self._usable_decoders
-        return able[0] if len(able) == 1 else _least_busy(able, "Decoder", next(self._decoder_turns), avoid)
+        return able[0] if len(able) == 1 else _least_busy(able, "Decoder", next(self._decoder_turns), doubts)
 
-    def choose_resumer(self, avoid: Collection[Worker] = ()) -> Worker:
+    def choose_resumer(self, doubts: Doubts = NO_DOUBTS) -> Worker:
         """The least busy Decoder that continues what others handed back. Raises Failure (503) when there is none."""
-        return _least_busy(self.resumers, "Decoder", next(self._decoder_turns), avoid)
+        return _least_busy(self.resumers, "Decoder", next(self._decoder_turns), doubts)
 
-    def best_prefillers(self, avoid: Collection[Worker] = ()) -> list[Target]:
+    def best_prefillers(self, doubts: Doubts = NO_DOUBTS) -> list[Target]:
         """Every rank of those who are in the best state to serve. Raises Failure (503) when there is nobody."""
-        return _best(_admitted(self._usable_prefillers), "Prefiller", avoid)
+        return _best(_admitted(self._usable_prefillers), "Prefiller", doubts)
 
-    def best_decoders(self, avoid: Collection[Worker] = ()) -> list[Target]:
+    def best_decoders(self, doubts: Doubts = NO_DOUBTS) -> list[Target]:
         """Every rank of those who are in the best state to serve. Raises Failure (503) when there is nobody."""
-        return _best(_admitted(self._usable_decoders), "Decoder", avoid)
+        return _best(_admitted(self._usable_decoders), "Decoder", doubts)
 
     def require_decoder(self) -> None:
         """Raises Failure (503) when there is nobody to hand a prefill over to."""
         if not self._usable_decoders:
             raise _nobody("Decoder")
 
-    def has_others(self, avoid: Collection[Worker]) -> bool:
-        """Whether the roles of ``avoid`` could be taken by somebody else, whatever became of them meanwhile."""
-        prefillers = self._usable_prefillers if any(one.can_prefill for one in avoid) else []
-        decoders = self._usable_decoders if any(one.can_decode for one in avoid) else []
-        return not {*_admitted(prefillers), *_admitted(decoders)}.issubset(avoid)
+    def has_other_prefillers(self, asked: Collection[Worker]) -> bool:
+        """Whether others than ``asked`` are there, whatever became of those meanwhile."""
+        return not set(_admitted(self._usable_prefillers)).issubset(asked)
+
+    def has_other_decoders(self, asked: Collection[Worker]) -> bool:
+        """Likewise."""
+        return not set(_admitted(self._usable_decoders)).issubset(asked)
 
 
 def _admitted(pool: list[Worker]) -> list[Worker]:
@@ -308,11 +331,11 @@ def _admitted(pool: list[Worker]) -> list[Worker]:
     return [worker for worker in pool if worker not in longest]
 
 
-def _least_busy(pool: list[Worker], kind: str, turn: int, avoid: Collection[Worker]) -> Worker:
+def _least_busy(pool: list[Worker], kind: str, turn: int, doubts: Doubts) -> Worker:
     if not pool:
         raise _nobody(kind)
     able = _admitted(pool)
-    return in_turn(able, [_burden(worker, avoid) for worker in able], turn)
+    return in_turn(able, [(*_reluctance(worker, doubts), worker.load) for worker in able], turn)
 
 
 def in_turn(able: Sequence[_Able], burdens: Sequence[Any], turn: int) -> _Able:
@@ -322,16 +345,20 @@ def in_turn(able: Sequence[_Able], burdens: Sequence[Any], turn: int) -> _Able:
     return equals[turn % len(equals)]
 
 
-def _best(able: list[Worker], kind: str, avoid: Collection[Worker]) -> list[Target]:
+def _best(able: list[Worker], kind: str, doubts: Doubts) -> list[Target]:
     if not able:
         raise _nobody(kind)
-    states = {worker: (worker in avoid, worker.health is Health.SUSPECT, worker.is_full) for worker in able}
+    states = {worker: _reluctance(worker, doubts) for worker in able}
     best = min(states.values())
     return [target for worker, state in states.items() if state == best for target in worker.targets]
 
 
-def _burden(worker: Worker, avoid: Collection[Worker]) -> tuple[bool, bool, bool, float]:
-    return worker in avoid, worker.health is Health.SUSPECT, worker.is_full, worker.load
+def _reluctance(worker: Worker, doubts: Doubts) -> tuple[bool, bool, bool, bool, bool]:
+    """Who failed somebody else just now gets its share all the same, but not of requests that failed already."""
+    is_suspect, is_full = worker.health is Health.SUSPECT, worker.is_full
+    if not doubts:
+        return False, is_suspect, is_full, False, False
+    return doubts.get(worker) is Doubt.FAILED, is_suspect, is_full, not worker.breaker.is_clean, worker in doubts
 
 
 def _nobody(kind: str) -> Failure:

@@ -11,6 +11,7 @@ from schedloom.core.routing import Attempt, Route, SessionOwner
 from schedloom.router.attempts import Attempts
 from schedloom.router.call import Call
 from schedloom.router.continuation import Continuation
+from schedloom.router.effort import Effort
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet, Health, Target
 from schedloom.router.metrics import Metrics
@@ -79,7 +80,8 @@ class Pipeline:
 
     async def _append(self, call: Call, reply: Reply, target: Target) -> Outcome:
         """A local attempt, and the ordinary way once when it is turned away, or fails before any output."""
-        avoid = []
+        effort = Effort()
+        effort.asks(target.worker)
         try:
             outcome = await self._append_only(call, reply, target)
             if outcome is not Outcome.REJECTED:
@@ -87,8 +89,8 @@ class Pipeline:
         except Failure as failure:
             if not failure.is_the_engines_fault:
                 raise
-            avoid.append(target.worker)
-        return await self._attempts.prefill_decode(call, reply, "fallback", avoid=avoid)
+            effort.failed(failure)
+        return await self._attempts.prefill_decode(call, reply, "fallback", effort=effort)
 
     async def _append_only(self, call: Call, reply: Reply, target: Target) -> Outcome:
         result = "error"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -13,7 +13,7 @@ from schedloom.core.composition import Hook, PolicySet
 from schedloom.core.routing import Leg, Residency
 from schedloom.router.breaker import Clock
 from schedloom.router.call import Call
-from schedloom.router.fleet import Fleet, Target, Worker, in_turn
+from schedloom.router.fleet import NO_DOUBTS, Doubts, Fleet, Target, in_turn
 from schedloom.router.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -62,21 +62,21 @@ class Selection:
         self._view = view
         self._turns = {leg: itertools.count() for leg in Leg}
 
-    def prefiller(self, call: Call, avoid: Collection[Worker] = ()) -> Target:
+    def prefiller(self, call: Call, doubts: Doubts = NO_DOUBTS) -> Target:
         """Raises Failure (503) when there is none."""
         if not self._has_opinions:
-            return Target.of(self._fleet.choose_prefiller(avoid))
-        return self._choose(call, Leg.PREFILL, self._fleet.best_prefillers(avoid))
+            return Target.of(self._fleet.choose_prefiller(doubts))
+        return self._choose(call, Leg.PREFILL, self._fleet.best_prefillers(doubts))
 
-    def decoder(self, call: Call, avoid: Collection[Worker] = ()) -> Target:
+    def decoder(self, call: Call, doubts: Doubts = NO_DOUBTS) -> Target:
         """Raises Failure (503) when there is none."""
         if not self._has_opinions:
-            return Target.of(self._fleet.choose_decoder(avoid))
-        return self._choose(call, Leg.DECODE, self._fleet.best_decoders(avoid))
+            return Target.of(self._fleet.choose_decoder(doubts))
+        return self._choose(call, Leg.DECODE, self._fleet.best_decoders(doubts))
 
-    def resumer(self, avoid: Collection[Worker]) -> Target:
+    def resumer(self, doubts: Doubts) -> Target:
         """A Decoder that continues what others handed back. Raises Failure (503) when there is none."""
-        return Target.of(self._fleet.choose_resumer(avoid))
+        return Target.of(self._fleet.choose_resumer(doubts))
 
     def permits(self, call: Call, target: Target) -> bool:
         """Whether no filter leaves ``target`` out for a local attempt."""

@@ -18,7 +18,7 @@ from schedloom.core.wire import Role
 from schedloom.router.call import Call, read_call
 from schedloom.router.events.none import NobodyTells
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet, Health, Worker
+from schedloom.router.fleet import Doubt, Fleet, Health, Worker
 from schedloom.router.headers import ClientHeaders
 from schedloom.router.learning import Lessons
 from schedloom.router.metrics import Metrics
@@ -183,7 +183,7 @@ def test_who_is_avoided_suspect_or_full_is_no_candidate_while_others_are_there()
     select = selection(fleet, policies(named("one", scores=[1.0, 0.0])))
     a.is_full_for(60)
     assert select.decoder(call()) is b.targets[0]
-    assert select.decoder(call(), avoid=[b]) is c.targets[0]
+    assert select.decoder(call(), {b: Doubt.FAILED}) is c.targets[0]
     b.suspect()
     c.leave(Health.DOWN, "gone")
     assert select.decoder(call()) is a.targets[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from schedloom.core.routing import SessionOwner
 from schedloom.core.wire import is_local_attempt
 from schedloom.router.app import RouterApp
 from schedloom.router.fleet import Worker
@@ -20,17 +21,20 @@ class Ownership:
 
     def __init__(self, app: RouterApp, max_lead: int) -> None:
         self._app, self._max_lead = app, max_lead
+        self._placed: set[str] = set()
 
     async def wrong_with(self, request: UpstreamRequest, body: dict[str, Any]) -> str | None:
         """Why the engine should not have got this, or ``None``."""
         marked = is_local_attempt(body.get("vllm_xargs"))
         if not marked and body.get("n", 1) == 1:
             return None
-        home = await self._home(dict(request.headers).get(b"x-session-id", b"").decode(), body["model"])
+        session = dict(request.headers).get(b"x-session-id", b"").decode()
+        home = await self._home(session, body["model"], request.origin)
         here = home is not None and home.origin == request.origin
         lead = self._lead(home, request.origin) if home is not None else 0.0
         if not marked:
-            elsewhere = home in self._app.fleet.decoders and not here and lead <= self._max_lead
+            is_new = self._is_new(body["user"])
+            elsewhere = is_new and home in self._app.fleet.decoders and not here and lead <= self._max_lead
             return "a whole request away from the owner of its session" if elsewhere else None
         if home is None or not here:
             return "an attempt away from the owner of its session"
@@ -38,10 +42,21 @@ class Ownership:
             return "an attempt at an owner that turns nobody away"
         return f"an attempt at an owner that is {lead} requests ahead" if lead > self._max_lead else None
 
-    async def _home(self, session: str, model: str) -> Worker | None:
+    def _is_new(self, label: str) -> bool:
+        """Whether its client's request was not sent anywhere before: what failed with the owner may go elsewhere."""
+        is_new = label not in self._placed
+        self._placed.add(label)
+        return is_new
+
+    async def _home(self, session: str, model: str, origin: str) -> Worker | None:
         owner = await self._app.sessions.owner(SessionKey(EVERYBODY.name, model, session)) if session else None
-        alive = owner is not None and self._app.fleet.owner_is_here(owner)
-        return self._app.fleet.find(owner.worker) if owner is not None and alive else None
+        if owner is None:
+            return None
+        worker = self._app.fleet.find(owner.worker)
+        is_here = self._app.fleet.owner_is_here(owner) or (
+            worker is not None and _is_tried_again(worker, owner, origin)
+        )
+        return worker if is_here else None
 
     def _lead(self, home: Worker, origin: str) -> float:
         """How far ``home`` is ahead of the least busy Decoder, not counting the request, which is under way to one."""
@@ -50,3 +65,8 @@ class Ownership:
             for worker in (home, *self._app.fleet.decoders)
         }
         return loads[home] - min(loads.values())
+
+
+def _is_tried_again(worker: Worker, owner: SessionOwner, origin: str) -> bool:
+    """Whether what goes to ``origin`` is itself the one request by which an owner that was left out may come back."""
+    return worker.origin == origin and worker.breaker.is_open and worker.contract.epoch == owner.epoch

@@ -46,10 +46,10 @@ class LayerwiseTransfer:
                 passage.reply.owner = None
                 await prefill
             return await decode
-        except (Failure, TooLate) as error:
+        except (Failure, TooLate):
             await stopped(decode)
             passage.may_repeat = False
-            raise passage.last_word(error) from error
+            raise
         finally:
             decode.cancel()
 
@@ -60,14 +60,15 @@ class LayerwiseTransfer:
         try:
             return await send()
         except Failure as failure:
-            if not failure.may_pass or not passage.repeat():
+            if not failure.may_pass or not passage.repeats():
                 raise
+            passage.effort.failed(failure)
         await send()
 
     async def _send(self, passage: Passage, body: bytes) -> None:
         call = passage.call.prefill
         dispatch = self._dispatcher.dispatch(call, passage.choose_prefiller(), passage.request_id, body)
-        await self._dispatcher.prefill(call, dispatch)
+        await self._dispatcher.prefill(call, dispatch, bytes)
 
     async def close(self) -> None:
         await self._background.close()

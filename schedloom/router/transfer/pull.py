@@ -31,10 +31,8 @@ class PullTransfer:
         call, prefill = passage.call, passage.call.prefill
         request_id, source = passage.request_id, passage.choose_prefiller()
         kept = await self._pull_back.recall(call, source) if self._pull_back is not None else None
-        answer = await self._dispatcher.prefill(prefill, self._to_prefiller(prefill, source, request_id, kept))
-        parameters = transfer_parameters(answer)
-        if parameters is None:
-            raise _no_producer()
+        to_prefiller = self._to_prefiller(prefill, source, request_id, kept)
+        parameters = await self._dispatcher.prefill(prefill, to_prefiller, _parameters_in)
         target = passage.choose_decoder()
         turn = self._pull_back.turn(call, target) if self._pull_back is not None else None
         body = call.body.for_decoder(parameters, call.marks_for(target.worker), with_ids=turn is not None)
@@ -68,6 +66,9 @@ class PullTransfer:
         await self._background.close()
 
 
-def _no_producer() -> Failure:
-    message = "The Prefiller answered without transfer parameters; it does not run as a KV producer."
-    return Failure.own(502, message, "no_transfer_parameters")
+def _parameters_in(answer: bytes) -> dict[str, Any]:
+    parameters = transfer_parameters(answer)
+    if parameters is None:
+        message = "The Prefiller answered without transfer parameters; it does not run as a KV producer."
+        raise Failure.own(502, message, "no_transfer_parameters")
+    return parameters

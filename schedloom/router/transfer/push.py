@@ -72,7 +72,7 @@ class PushTransfer:
                 raise
             await stopped(decode)
             passage.may_repeat = False
-            raise passage.last_word(error) from error
+            raise
         finally:
             decode.cancel()
 
@@ -88,8 +88,9 @@ class PushTransfer:
         try:
             return await self._prefill(passage, source, accepted.set)
         except Failure:
-            if not accepted.is_set() or not passage.repeat():
+            if not accepted.is_set() or not passage.repeats():
                 raise
+        passage.effort.asks(source.worker, prefills=True)
         await self._prefill(passage, source)
 
     async def _prefill(self, passage: Passage, source: Target, on_accepted: Callable[[], None] | None = None) -> None:
@@ -98,7 +99,7 @@ class PushTransfer:
         dispatch = self._dispatcher.dispatch(call, source, passage.request_id, call.body.for_prefiller(stream=True))
         dispatch.timeouts = self._dispatcher.for_one_that_waits
         dispatch.on_accepted, dispatch.on_late_answer = on_accepted, release
-        await self._dispatcher.prefill(call, dispatch)
+        await self._dispatcher.prefill(call, dispatch, bytes)
 
     def _release(self, passage: Passage, where: dict[str, Any], status: int, body: bytes) -> None:
         """The Prefiller was done when it was cancelled: a Decoder takes the KV over, or it would be kept to no end."""

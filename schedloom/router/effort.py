@@ -1,0 +1,58 @@
+"""How much work one request may cause before its output, and whom it is rather not given to again."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from schedloom.router.dispatch import Unreached
+from schedloom.router.failures import Failure
+from schedloom.router.fleet import Doubt, Doubts, Fleet, Worker
+
+MOST_DISPATCHES: Final = 5
+"""A local attempt, a Prefiller and a Decoder, and two for what of them fails."""
+
+A_PASS: Final = 2
+"""Dispatches of one pass through a Prefiller and a Decoder."""
+
+
+class Effort:
+    """What has been done for one request; ``left`` is how many dispatches more it may cause."""
+
+    __slots__ = ("_asked", "_prefiller", "doubts", "left", "was_late")
+
+    def __init__(self, left: int = MOST_DISPATCHES, doubts: Doubts | None = None) -> None:
+        self.left = left
+        self.doubts: dict[Worker, Doubt] = {} if doubts is None else dict(doubts)
+        self.was_late = False
+        self._asked: Worker | None = None
+        self._prefiller: Worker | None = None
+
+    def asks(self, worker: Worker, *, prefills: bool = False) -> None:
+        self.left -= 1
+        self._asked = worker
+        if prefills:
+            self._prefiller = worker
+
+    def failed(self, failure: Failure) -> None:
+        """A Decoder that took a hand-over up may have failed for what its Prefiller gave it."""
+        culprit, prefiller = failure.culprit, self._prefiller
+        if culprit is None:
+            return
+        self.doubts[culprit] = Doubt.FAILED
+        if prefiller is not None and not (isinstance(failure, Unreached) or failure.status in (429, 503)):
+            self.doubts.setdefault(prefiller, Doubt.DOUBTED)
+
+    def came_late(self) -> None:
+        """The Decoder that was asked last could not be reached in time."""
+        self.was_late = True
+        if self._asked is not None:
+            self.doubts.setdefault(self._asked, Doubt.DOUBTED)
+
+    def may_help(self, fleet: Fleet, *, prefills: bool) -> bool:
+        """Whether others than those that failed are there."""
+        failed = [worker for worker, doubt in self.doubts.items() if doubt is Doubt.FAILED]
+        if not prefills:
+            return fleet.has_other_decoders(failed)
+        is_doubted = Doubt.DOUBTED in self.doubts.values()
+        others = fleet.has_other_decoders(failed) or (is_doubted and fleet.has_other_prefillers(self.doubts))
+        return others and fleet.has_other_prefillers(failed)
