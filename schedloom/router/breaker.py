@@ -10,9 +10,13 @@ CONSECUTIVE_FAILURES = 5
 BASE_SECONDS = 30.0
 LONGEST_SECONDS = 300.0
 
+SUCCESSES_FOR_A_FAILURE = 4
+"""One that fails a fifth of its requests keeps the balance; so many second tries are made at most."""
+
 
 class Breaker:
-    """Leaves a worker out after ``CONSECUTIVE_FAILURES``, for longer each time it fails again.
+    """Leaves a worker out after ``CONSECUTIVE_FAILURES``, for longer each time it fails again. Where successes come in
+    between, each makes up for a part of a failure, so that one that flaps is left out as well.
 
     When its time is over a single request may try it: success brings it back, failure leaves it out again.
     """
@@ -22,7 +26,7 @@ class Breaker:
         self.is_open = False
         self.is_clean = True
         self._clock = clock
-        self._failures = 0
+        self._debt = 0
         self._openings = 0
         self._open_until = 0.0
         self._probing = False
@@ -38,12 +42,13 @@ class Breaker:
         """``None`` for a request that says nothing about the worker."""
         self._probing = False
         if success:
-            self._failures = self._openings = 0
-            self.is_open, self.is_clean = False, True
+            self._debt = 0 if self.is_open else max(0, self._debt - 1)
+            self.is_open, self.is_clean = False, self._debt == 0
+            self._openings = 0 if self.is_clean else self._openings
         elif success is False:
             self.is_clean = False
-            self._failures += 1
-            if self._failures >= CONSECUTIVE_FAILURES:
+            self._debt += SUCCESSES_FOR_A_FAILURE
+            if self.is_open or self._debt >= CONSECUTIVE_FAILURES * SUCCESSES_FOR_A_FAILURE:
                 self._open()
 
     def _open(self) -> None:
@@ -54,11 +59,20 @@ class Breaker:
 
 
 class RetryBudget:
-    """Second tries are at most a share of the requests of the last seconds, so that trouble does not feed
-    itself.
+    """Second tries are at most a share of the requests of the last seconds, so that trouble does not feed itself.
+
+    Where few requests come, so many may be ``saved`` of the same share of earlier ones as it takes to leave out one
+    engine of each role.
     """
 
-    def __init__(self, clock: Clock, share: float = 0.2, least: int = 3, window: float = 10.0) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        share: float = 0.2,
+        least: int = 3,
+        window: float = 10.0,
+        saved: float = 2.0 * CONSECUTIVE_FAILURES,
+    ) -> None:
         self._clock = clock
         self._share = share
         self._least = least
@@ -66,6 +80,9 @@ class RetryBudget:
         self._begun = clock()
         self._requests = [0, 0]
         self._retries = [0, 0]
+        self._most_saved = saved
+        self._saved = 0.0
+        self._counted = 0
 
     def count_request(self) -> None:
         if self._clock() - self._begun >= self._window / 2:
@@ -75,16 +92,25 @@ class RetryBudget:
     def take(self) -> bool:
         """Whether one more second try is within the budget; if so it is spent."""
         self._turn()
-        if sum(self._retries) >= max(self._least, self._share * sum(self._requests)):
+        self._save()
+        if sum(self._retries) >= max(self._least, self._share * sum(self._requests)) and self._saved < 1:
             return False
         self._retries[0] += 1
+        self._saved = max(0.0, self._saved - 1)
         return True
+
+    def _save(self) -> None:
+        """Of the requests since it was last done."""
+        self._saved = min(self._most_saved, self._saved + self._share * (self._requests[0] - self._counted))
+        self._counted = self._requests[0]
 
     def _turn(self) -> None:
         """The window is made of two halves: the older one is dropped when the newer one is full."""
         passed = self._clock() - self._begun
         if passed < self._window / 2:
             return
+        self._save()
+        self._counted = 0
         kept = passed < self._window
         self._requests = [0, self._requests[0] if kept else 0]
         self._retries = [0, self._retries[0] if kept else 0]

@@ -38,9 +38,13 @@ class Effort:
         culprit, prefiller = failure.culprit, self._prefiller
         if culprit is None:
             return
+        self.doubts = {one: doubt or Doubt.PROVED for one, doubt in self.doubts.items()}
         self.doubts[culprit] = Doubt.FAILED
         if prefiller is not None and not (isinstance(failure, Unreached) or failure.status in (429, 503)):
             self.doubts.setdefault(prefiller, Doubt.DOUBTED)
+
+    def turned_away(self, worker: Worker) -> None:
+        self.doubts[worker] = Doubt.NONE
 
     def came_late(self) -> None:
         """The Decoder that was asked last could not be reached in time."""

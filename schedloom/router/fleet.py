@@ -23,12 +23,18 @@ _Able = TypeVar("_Able")
 APPEND_FEATURE = "append_prefill"
 RECOMPUTE_FEATURE = "recompute"
 
+LONGEST_SPARED_SECONDS = 16.0
+"""For an engine that says no more than that it is full."""
+
 
 class Doubt(IntEnum):
-    """What one request holds against an engine. DOUBTED: it prefilled for a Decoder that failed, perhaps for what
-    it got, or was not reached in time. FAILED: it did not do its part.
+    """What one request holds against an engine that was asked. NONE: it turned the request away, as it may. PROVED: so
+    it did, and another failed. DOUBTED: it prefilled for a Decoder that failed, perhaps for what it got, or was not
+    reached in time. FAILED: it did not do its part.
     """
 
+    PROVED = -1
+    NONE = 0
     DOUBTED = 1
     FAILED = 2
 
@@ -95,6 +101,7 @@ class Worker:
         self.mode = Mode.PULL
         self.breaker = Breaker(clock)
         self.full_until = 0.0
+        self.spared_seconds = 0.0
         self.on_change: Callable[[], None] = _nothing
         self._clock = clock
         self.targets: list[Target] = []
@@ -182,7 +189,9 @@ class Worker:
         return Service(self, rank, size)
 
     def is_full_for(self, seconds: float) -> None:
-        self.full_until = self._clock() + seconds
+        """Longer each time, until it takes a request again."""
+        self.spared_seconds = max(seconds, min(2 * self.spared_seconds, LONGEST_SPARED_SECONDS))
+        self.full_until = self._clock() + self.spared_seconds
 
 
 def _nothing() -> None:
@@ -235,6 +244,7 @@ class Service:
         status = response.status
         if status < 400:
             self.success = True
+            self.worker.spared_seconds = 0.0
         elif status in (429, 503):
             self.worker.is_full_for(_seconds(header(response.headers, b"retry-after")))
         elif status >= 500:
@@ -353,12 +363,13 @@ def _best(able: list[Worker], kind: str, doubts: Doubts) -> list[Target]:
     return [target for worker, state in states.items() if state == best for target in worker.targets]
 
 
-def _reluctance(worker: Worker, doubts: Doubts) -> tuple[bool, bool, bool, bool, bool]:
-    """Who failed somebody else just now gets its share all the same, but not of requests that failed already."""
+def _reluctance(worker: Worker, doubts: Doubts) -> tuple[bool, bool, bool, bool, int]:
+    """Who failed somebody else just now gets its share all the same, but not of requests that have been elsewhere."""
     is_suspect, is_full = worker.health is Health.SUSPECT, worker.is_full
     if not doubts:
-        return False, is_suspect, is_full, False, False
-    return doubts.get(worker) is Doubt.FAILED, is_suspect, is_full, not worker.breaker.is_clean, worker in doubts
+        return False, is_suspect, is_full, False, Doubt.NONE
+    doubt = doubts.get(worker, Doubt.NONE)
+    return doubt is Doubt.FAILED, is_suspect, is_full, not worker.breaker.is_clean, doubt
 
 
 def _nobody(kind: str) -> Failure:

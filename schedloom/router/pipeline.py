@@ -86,6 +86,7 @@ class Pipeline:
             outcome = await self._append_only(call, reply, target)
             if outcome is not Outcome.REJECTED:
                 return outcome
+            effort.turned_away(target.worker)
         except Failure as failure:
             if not failure.is_the_engines_fault:
                 raise

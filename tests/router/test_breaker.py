@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 from schedloom.core.wire import Role
 from schedloom.router.breaker import BASE_SECONDS, CONSECUTIVE_FAILURES, Breaker, RetryBudget
+from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet, Worker
 from schedloom.router.settings import WorkerSettings
 from tests.router.fakes import Answer, FakeResponse, contract, prefiller
@@ -20,14 +23,31 @@ def fail(breaker: Breaker, times: int = CONSECUTIVE_FAILURES) -> None:
         breaker.end(False)
 
 
-def test_it_opens_after_failures_in_a_row_only() -> None:
-    breaker = Breaker(Clock())
-    for outcome in (False, False, False, False, True, False, False, False, False, None, None):
+def end(breaker: Breaker, *outcomes: bool | None) -> None:
+    for outcome in outcomes:
         breaker.begin()
         breaker.end(outcome)
+
+
+def test_it_opens_after_failures_in_a_row() -> None:
+    breaker = Breaker(Clock())
+    end(breaker, False, False, False, False, None, None)
     assert breaker.allows
-    fail(breaker, 1)
+    end(breaker, False)
     assert not breaker.allows
+
+
+def test_it_opens_for_one_that_flaps_and_for_none_that_fails_now_and_then() -> None:
+    flapping, mostly_well = Breaker(Clock()), Breaker(Clock())
+    for _ in range(2):
+        end(flapping, False, False, True, True)
+        assert not flapping.is_clean
+    assert flapping.allows
+    end(flapping, False, False)
+    assert not flapping.allows
+    for _ in range(100):
+        end(mostly_well, False, True, True, True, True)
+        assert mostly_well.allows and mostly_well.is_clean
 
 
 def test_one_request_at_a_time_tries_it_again() -> None:
@@ -107,6 +127,43 @@ def test_a_full_worker_is_left_alone_for_as_long_as_it_says() -> None:
         assert fleet.choose_decoder().name == "d1"
         clock.now += 7
         assert fleet.choose_decoder().name == "d0"
+
+
+def test_one_that_stays_full_is_left_alone_for_longer_until_it_takes_a_request() -> None:
+    clock = Clock()
+    (worker,) = pool(clock, 1).workers
+
+    def spared_after(status: int) -> float:
+        with worker.serving(0) as service:
+            service.answered(said(status))
+        return max(0.0, worker.full_until - clock.now)
+
+    assert [spared_after(503) for _ in range(6)] == [1, 2, 4, 8, 16, 16]
+    clock.now += 16
+    assert (spared_after(200), spared_after(429)) == (0, 1)
+
+
+def test_what_is_told_behind_the_head_of_a_fine_answer_is_a_failure_too() -> None:
+    (worker,) = pool(Clock(), 1).workers
+    for status, is_clean in ((400, True), (503, True), (500, False)):
+        with suppress(Failure), worker.serving(0) as service:
+            service.answered(said(200))
+            raise Failure(status, b"")
+        assert worker.breaker.is_clean is is_clean
+
+
+def test_few_requests_have_saved_what_it_takes_to_leave_two_engines_out() -> None:
+    clock = Clock()
+    budget = RetryBudget(clock)
+    for _ in range(100):
+        clock.now += 1
+        budget.count_request()
+    assert sum(budget.take() for _ in range(100)) == 2 * CONSECUTIVE_FAILURES
+    for _ in range(50):
+        clock.now += 3
+        budget.count_request()
+        budget.take()
+    assert sum(budget.take() for _ in range(100)) < CONSECUTIVE_FAILURES
 
 
 def test_second_tries_are_a_share_of_requests() -> None:

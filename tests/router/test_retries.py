@@ -154,15 +154,64 @@ async def test_after_a_failed_local_attempt_another_decoder_serves(bench: Make) 
     assert router.count("retries_total") == 0
 
 
-@pytest.mark.parametrize("role", [0, 1])
-async def test_second_tries_do_not_become_a_storm(bench: Make, role: int) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("failing", [[0], [1], [0, 1]])
+async def test_second_tries_do_not_become_a_storm(bench: Make, failing: list[int], whole: bool) -> None:
     pools = engines()
     router = await bench(*pools[0], *pools[1])
-    for engine in pools[role]:
+    for engine in (engine for role in failing for engine in pools[role]):
         engine.always = Answer.error(500)
+    status = 200 if whole and 1 not in failing else 500
     for _ in range(1000):
-        assert (await router.client.chat()).status == 500
-    assert sum(len(engine.seen) for engine in pools[role]) <= 1200
+        assert (await router.client.chat(n=2 if whole else 1)).status == status
+    for pool in pools:
+        assert sum(len(engine.seen) for engine in pool) <= 1200
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+async def test_what_one_decoder_does_alone_is_tried_on_another(bench: Make, trouble: Answer) -> None:
+    p, decoders = prefiller(), [decoder(0), decoder(1)]
+    router = await bench(p, *decoders)
+    decoders[0].always = fresh(trouble)
+    assert {(await router.client.chat(n=2)).status for _ in range(3)} == {200}
+    assert p.seen == [] and router.count("retries_total") > 0
+
+
+async def test_a_decoder_alone_is_asked_once(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    d.always = Answer.error(500)
+    assert (await router.client.chat(n=2)).status == 500
+    assert len(d.seen) == 1
+
+
+async def test_a_decoder_that_fails_for_what_its_prefiller_gave_it_is_served_by_another(bench: Make) -> None:
+    (bad, good), d = engines()[0], decoder()
+    router = await bench(bad, good, d)
+
+    async def cannot_read(seen: Seen) -> Answer:
+        return Answer.error(500, "kv load failed")
+
+    d.script = [cannot_read]
+    assert (await router.client.chat()).status == 200
+    assert [len(bad.seen), len(good.seen), len(d.seen)] == [1, 1, 2]
+
+
+async def test_where_no_decoder_is_left_to_try_nothing_is_prefilled_again(bench: Make) -> None:
+    prefillers, d = engines()[0], decoder()
+    router = await bench(*prefillers, d)
+    d.always = Answer.error(503)
+    assert (await router.client.chat()).status == 503
+    assert sum(len(engine.seen) for engine in prefillers) == 1
+
+
+async def test_when_one_of_each_fails_at_once_five_dispatches_do(bench: Make) -> None:
+    """The Prefiller, another, its Decoder, and once more where the prompt was computed already, for another Decoder."""
+    prefillers, decoders = engines()
+    router = await bench(*prefillers, *decoders)
+    prefillers[0].always, decoders[0].always = Answer.error(500), Answer.error(500)
+    assert (await router.client.chat()).status == 200
+    assert [len(engine.seen) for engine in prefillers + decoders] == [1, 2, 1, 1]
 
 
 @pytest.mark.parametrize("trouble", [Answer.error(500), Answer(200, b"application/json", [BROKEN])])
