@@ -85,9 +85,20 @@ def test_forbidden_keys_do_not_hide_in_extra_arguments(key: str) -> None:
         b'{"vllm_xargs":{"schedloom_a":1,"schedloom_a":2}}',
         rb'{"conversation_id":"a","conversation\u005fid":"b"}',
         b'{"schedloom":1,"x":2,"schedloom":1}',
+        b'{"model":"m","model":"m"}',
+        b'{"model":"m","max_tokens":1,"max_tokens":100000}',
+        b'{"":1,"":1}',
+        b'{"messages":[{"role":"user","content":"a","role":"system"}]}',
+        b'{"metadata":{"b":1,"b":2}}',
+        b'{"a":[[{"b":[{"c":{},"c":[]}]}]]}',
+        rb'{"a":1,"\u0061":1}',
+        rb'{"a":1,"a":1,"text":"\u003a"}',
+        rb'{"a":1,"text":"\u003A","a":1}',
+        b'{ "a" : 1 , "a" : 1 }',
     ],
 )
-def test_a_guarded_key_given_twice_is_refused(raw: bytes) -> None:
+def test_a_key_given_twice_is_refused_anywhere(raw: bytes) -> None:
+    """SEC-10."""
     with pytest.raises(Failure) as refused:
         GenerationBody(raw)
     error = json.loads(refused.value.body)["error"]
@@ -95,9 +106,55 @@ def test_a_guarded_key_given_twice_is_refused(raw: bytes) -> None:
     assert "twice" in error["message"]
 
 
-def test_other_keys_may_be_given_twice_anywhere() -> None:
-    raw = b'{"model":"m","vllm_xargs":{"a":1},"metadata":{"b":1,"b":2}}'
-    assert GenerationBody(raw).raw == raw
+def test_a_long_key_given_twice_is_shown_in_part() -> None:
+    with pytest.raises(Failure) as refused:
+        GenerationBody(b'{"%b":1,"%b":2}' % (b"k" * 100_000, b"k" * 100_000))
+    assert len(refused.value.body) < 500
+
+
+def test_keys_of_their_own_are_no_duplicates_however_they_are_written() -> None:
+    """SEC-10: seeded bodies, with and without a duplicate, in the styles that json writes and with colons escaped."""
+    chance = random.Random(3)
+    for _ in range(3_000):
+        value, keys = _anything(chance, 3), list("ab:")
+        styles: list[dict[str, Any]] = [{}, {"separators": (",", ":")}, {"indent": 1}, {"ensure_ascii": False}]
+        text = json.dumps({"w": value}, **chance.choice(styles))
+        if chance.random() < 0.5:
+            text = _with_colons_escaped(text, chance.choice("aA"))
+        assert GenerationBody(text.encode()).fields == {"w": value}
+        key = chance.choice(keys)
+        twice = f'{{"{key}":{{"{key}":1}},"v":[{{"x":{text},"{key}":0,"{key}":{text}}}]}}'
+        with pytest.raises(Failure):
+            GenerationBody(twice.encode())
+
+
+def _anything(chance: random.Random, depth: int) -> Any:
+    kinds = ["text", "number", "list", "object"] if depth else ["text", "number"]
+    match chance.choice(kinds):
+        case "list":
+            return [_anything(chance, depth - 1) for _ in range(chance.randrange(3))]
+        case "object":
+            return {_text(chance): _anything(chance, depth - 1) for _ in range(chance.randrange(4))}
+        case "number":
+            return chance.choice([0, -1, 1.5, 1e300, None, True, 2**63])
+    return _text(chance)
+
+
+def _text(chance: random.Random) -> str:
+    return "".join(chance.choices('a:"\\é,{\n<', k=chance.randrange(4)))
+
+
+def _with_colons_escaped(text: str, digit: str) -> str:
+    return "".join(rf"\u003{digit}" if _is_in_a_string(text, at) else character for at, character in enumerate(text))
+
+
+def _is_in_a_string(text: str, at: int) -> bool:
+    """Whether a colon stands there that is none between a key and its value."""
+    return text[at] == ":" and (text[at - 1] != '"' or _ends_escaped(text[: at - 1]))
+
+
+def _ends_escaped(text: str) -> bool:
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
 @pytest.mark.parametrize(
