@@ -84,8 +84,8 @@ class RouterApp:
         deadlines = Deadlines(settings.request_timeout_seconds)
         traces = None if settings.traces is None else Traces(settings.traces, chance)
         names = SessionNames(settings.session_names) if settings.session_names else None
-        limit = settings.max_body_bytes
-        self.door = Door(pipeline, Tenants(settings), gate, self.metrics, deadlines, limit, traces, names)
+        limit, bounds = settings.max_body_bytes, settings.bounds
+        self.door = Door(pipeline, Tenants(settings), gate, self.metrics, deadlines, limit, bounds, traces, names)
         self._created = int(time.time())
         self._routes = self._route_table()
 

@@ -98,7 +98,7 @@ class GenerationBody:
         self.splittable = _is_splittable(self.fields)
         self._added: dict[str, object] = {}
         if salt is not None:
-            self._season(salt)
+            self.name(SALT_KEY, salt)
 
     @property
     def streaming(self) -> bool:
@@ -151,18 +151,18 @@ class GenerationBody:
         """The client's request, all of it for one Decoder."""
         return self._with({}, marks)
 
-    def _season(self, salt: str) -> None:
-        """The tenant's salt in place of any the client chose."""
-        if SALT_KEY in self.fields:
-            self.fields[SALT_KEY] = salt
-            self.raw = written(self.fields)
+    def name(self, key: str, value: object) -> None:
+        """Say this under ``key``, whatever the client said there."""
+        is_new = key not in self.fields
+        self.fields[key] = value
+        if is_new:
+            self._added = {**self._added, key: value}
         else:
-            self.fields[SALT_KEY] = salt
-            self._added = {SALT_KEY: salt}
+            self.raw, self._added = written(self.fields), {}
 
     def _with(self, keys: dict[str, object], marks: Marks = NO_MARKS) -> bytes:
-        """``raw`` with the salt, with ``keys``, which must not be there yet, and with ``marks`` beside the client's own
-        extra arguments.
+        """``raw`` with what the router names, with ``keys``, which must not be there yet, and with ``marks`` beside the
+        client's own extra arguments.
         """
         keys = self._added | keys
         if marks:

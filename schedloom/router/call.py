@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from schedloom.core.continuation import RESUME_KEY
 from schedloom.core.routing import RouteRequest
 from schedloom.router.body import NO_MARKS, GenerationBody, Marks
+from schedloom.router.bounds import OutputBounds
 from schedloom.router.dialect import DIALECTS
 from schedloom.router.fleet import Worker
 from schedloom.router.headers import ClientHeaders, SessionNames, session_of
@@ -89,10 +90,17 @@ def new_request_id() -> str:
 
 
 def read_call(
-    path: str, headers: ClientHeaders, raw: bytes, tenant: Tenant = EVERYBODY, names: SessionNames | None = None
+    path: str,
+    headers: ClientHeaders,
+    raw: bytes,
+    tenant: Tenant = EVERYBODY,
+    names: SessionNames | None = None,
+    bounds: OutputBounds | None = None,
 ) -> Call:
-    """Raises Failure (400) for what cannot be understood."""
+    """Raises Failure (400) for what cannot be understood, or asks for too much."""
     body = GenerationBody(raw, tenant.salt)
+    if bounds is not None and (bounds.are_of_tokens or not body.splittable):
+        bounds.hold(body)
     session = session_of(headers, body.conversation, names, body.fields)
     if session is None or not DIALECTS[path].turn:
         return Call(path, body, headers, None, None)

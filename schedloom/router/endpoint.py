@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
+from schedloom.router.bounds import Bounds, OutputBounds
 from schedloom.router.call import read_call
 from schedloom.router.deadlines import Deadlines
 from schedloom.router.dialect import DIALECTS
@@ -38,6 +39,7 @@ class Door:
     metrics: Metrics
     deadlines: Deadlines
     max_body_bytes: int
+    bounds: Bounds
     traces: Traces | None
     session_names: SessionNames | None = None
     draining: bool = False
@@ -50,6 +52,7 @@ class Generation:
         self._path = path
         self._dialect = DIALECTS[path]
         self._door = door
+        self._bounds = OutputBounds(path, door.bounds)
         self._tells = log.isEnabledFor(logging.DEBUG)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +101,7 @@ class Generation:
         raw = line.arrived(door.max_body_bytes)
         if raw is None:
             raw = await read_body(receive, door.max_body_bytes)
-        call = read_call(self._path, headers, raw, tenant, door.session_names)
+        call = read_call(self._path, headers, raw, tenant, door.session_names, self._bounds)
         if door.traces is not None:
             call.trace = reply.trace = door.traces.begin(self._path, call.model, headers)
         with Watch(line, door.deadlines):

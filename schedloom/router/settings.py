@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, ValidationInfo
 
 from schedloom.core.composition import ChoosingSettings, PolicyChoice
 from schedloom.core.config import engine_key
@@ -16,6 +16,7 @@ from schedloom.core.reading import read_mapping
 from schedloom.core.settings import StrictSettings
 from schedloom.core.wire import EngineContract, KvEndpoint
 from schedloom.router.addresses import VISIBLE, CollectorUrl, EngineUrl, StoreUrl
+from schedloom.router.bounds import MAX_CHOICES, Bounds
 
 OWNER_POLICY = "session_owner"
 PULL_BACK_POLICY = "pull_back"
@@ -77,6 +78,13 @@ def _named_once(workers: list[WorkerSettings]) -> list[WorkerSettings]:
         if urls.count(url) > 1:
             raise ValueError(f"{url} is named twice; name an engine that does both once, without a role")
     return workers
+
+
+def _at_most_the_largest(tokens: int | None, info: ValidationInfo) -> int | None:
+    most = info.data.get("max_output_tokens")
+    if tokens is not None and most is not None and tokens > most:
+        raise ValueError(f"it must be at most max_output_tokens ({most})")
+    return tokens
 
 
 class ApiKeySettings(StrictSettings):
@@ -179,6 +187,15 @@ class RouterSettings(ChoosingSettings):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
     """The largest body of a request."""
 
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The most tokens that a request may ask to be made; more are refused (400). Without `default_output_tokens` it is
+    also what engines are told where the client names none, but for `/v1/completions`, where engines then make 16."""
+    default_output_tokens: Annotated[int | None, Field(ge=1), AfterValidator(_at_most_the_largest)] = None
+    """The number of tokens that engines are told to make at most where the client names none. At most
+    `max_output_tokens`, and what the model has room for."""
+    max_choices: Annotated[int, Field(ge=1)] = MAX_CHOICES
+    """The most choices that a request may ask for (`n`, `best_of`); more are refused (400)."""
+
     api_keys: list[ApiKeySettings] = []
     """Every client needs one of these, if there are any."""
     secret: SecretStr | None = None
@@ -203,6 +220,11 @@ class RouterSettings(ChoosingSettings):
         if self.enable_decoder_append_prefill and OWNER_POLICY not in {choice.name for choice in chosen}:
             chosen.append(PolicyChoice(name=OWNER_POLICY).at("enable_decoder_append_prefill"))
         return chosen
+
+    @property
+    def bounds(self) -> Bounds:
+        """How much output a request may ask for."""
+        return Bounds(self.max_output_tokens, self.default_output_tokens, self.max_choices)
 
     @property
     def pulls_back(self) -> bool:
