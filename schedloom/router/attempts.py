@@ -53,7 +53,7 @@ class Attempts:
         self._metrics = metrics
         self._budget = RetryBudget(clock)
         self._selection = selection
-        self._dispatcher = Dispatcher(upstream, lessons, suspect, settings)
+        self._dispatcher = Dispatcher(upstream, lessons, suspect, settings, metrics)
         pull_back = None
         if settings.pulls_back:
             tokens = Tokens(upstream, fleet, settings, metrics)

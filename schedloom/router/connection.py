@@ -38,12 +38,14 @@ class Exchange(UpstreamResponse):
         "_waiter",
         "has_head",
         "headers",
+        "pieces",
         "sent_at",
         "status",
     )
+    pieces: int
 
     def __init__(self, connection: Connection, request: UpstreamRequest) -> None:
-        self.status = self._buffered = 0
+        self.status = self.pieces = self._buffered = 0
         self.has_head = self._abandoned = self._body_begun = self._complete = self._end_was_read = False
         self._error: UpstreamError | None = None
         self._raised: Exception | None = None
@@ -163,7 +165,9 @@ class Exchange(UpstreamResponse):
 
     def body_arrived(self, parts: list[bytes]) -> None:
         """All that arrived at once, which is read at once; it is taken out of ``parts``."""
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        count = len(parts)
+        data = parts[0] if count == 1 else b"".join(parts)
+        self.pieces += count
         parts.clear()
         if self._all is not None:
             self._all.append(data)

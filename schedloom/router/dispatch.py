@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from schedloom.router.failures import KEY_REFUSED, Failure
 from schedloom.router.fleet import Service, Target, Worker
 from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, session_value
 from schedloom.router.learning import Lessons
+from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome, failure_of, relay
 from schedloom.router.reply import Reply
 from schedloom.router.settings import RouterSettings
@@ -78,9 +80,15 @@ class Dispatcher:
     """Sends requests to engines. Raises Failure while the client has nothing yet."""
 
     def __init__(
-        self, upstream: Upstream, lessons: Lessons, suspect: Callable[[Worker], None], settings: RouterSettings
+        self,
+        upstream: Upstream,
+        lessons: Lessons,
+        suspect: Callable[[Worker], None],
+        settings: RouterSettings,
+        metrics: Metrics,
     ) -> None:
         self._upstream = upstream
+        self._metrics = metrics
         self._lessons = lessons
         self._suspect = suspect
         self.patience = max(settings.first_byte_timeout_seconds, settings.silence_timeout_seconds)
@@ -98,6 +106,7 @@ class Dispatcher:
         error, or with that of ``read``.
         """
         with self._lessons.serving(call, dispatch, Leg.PREFILL) as service:
+            asked_at = time.perf_counter()
             try:
                 dispatch.sent = True
                 response = service.answered(await self._upstream.send(dispatch))
@@ -115,6 +124,7 @@ class Dispatcher:
                 raise failure_of(response, body)
             if not body.startswith(b"{") and tells_an_error(body):
                 raise Failure.own(502, "The Prefiller failed.", "prefill_failed")
+            self._metrics.prefilled(asked_at)
             return read(body)
 
     async def generate(
@@ -125,6 +135,7 @@ class Dispatcher:
         marked = CONTINUABLE_KEY in call.marks and worker.resumes
         reply.decision, reply.request_id, reply.owner = decision, dispatch.request_id, dispatch.target.owner
         with self._lessons.serving(call, dispatch, Leg.APPEND if local else Leg.DECODE) as service:
+            reply.asked_at = time.perf_counter()
             try:
                 dispatch.sent = True
                 response = service.answered(await self._upstream.send(dispatch))

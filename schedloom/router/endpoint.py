@@ -14,7 +14,7 @@ from schedloom.router.bounds import Bounds, OutputBounds
 from schedloom.router.call import read_call
 from schedloom.router.deadlines import Deadlines
 from schedloom.router.dialect import DIALECTS
-from schedloom.router.failures import Failure
+from schedloom.router.failures import Failure, Shed
 from schedloom.router.gate import Gate
 from schedloom.router.headers import ClientHeaders, SessionNames
 from schedloom.router.line import LINE, ClientGone, Line, line_of
@@ -78,7 +78,7 @@ class Generation:
             await reply.stop(Failure.own(500, "The router failed.", "internal_error"))
         finally:
             metrics.in_flight -= 1
-        metrics.ended(reply.decision, outcome)
+        metrics.ended(reply.decision, outcome, reply.pace)
         if reply.trace is not None:
             reply.trace.end(reply, outcome)
         if self._tells:
@@ -117,6 +117,8 @@ class Generation:
 def _outcome_of(failure: Failure, reply: Reply) -> str:
     if reply.succeeded:
         return "served"
+    if isinstance(failure, Shed):
+        return "shed"
     return "refused" if failure.status < 500 else "failed"
 
 

@@ -68,5 +68,9 @@ class Failure(Exception):
         return self.is_the_engines_fault or self.status == 429
 
 
+class Shed(Failure):
+    """What no engine was asked for, because there is no room for it."""
+
+
 def busy() -> Failure:
-    return Failure.own(503, "The router is busy; try again later.", "overloaded").retry_after(1)
+    return Shed.own(503, "The router is busy; try again later.", "overloaded").retry_after(1)

@@ -125,6 +125,10 @@ class _Listened(UpstreamResponse):
         self._response = response
         self._service = service
 
+    @property
+    def pieces(self) -> int:
+        return self._response.pieces
+
     async def read(self) -> bytes:
         chunk = await self._response.read()
         self._service.heard(chunk)

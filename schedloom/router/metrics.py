@@ -5,13 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from schedloom.core.routing import Leg
 from schedloom.router.figures import Counts, Durations, OwnCounts, OwnDurations, SharedCounts, SharedDurations
 
+if TYPE_CHECKING:
+    from schedloom.router.reply import Reply
+
+_PREFILL, _DECODE, _APPEND = ((leg.value,) for leg in (Leg.PREFILL, Leg.DECODE, Leg.APPEND))
 _PREFIX = "schedloom_router_"
+_SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -41,8 +48,7 @@ class Metrics:
             "engine_in_flight", "Requests under way on each data-parallel rank of an engine.", "engine", "rank"
         )
         self.on_asked: Callable[[], None] = _nothing
-        own = shared is None
-        self._requests: Counts = (OwnCounts if own else SharedCounts)(
+        self._requests: Counts = (OwnCounts if shared is None else SharedCounts)(
             f"{_PREFIX}requests",
             "Requests that ended, by the route of the last attempt and by outcome.",
             ("route", "outcome"),
@@ -60,12 +66,16 @@ class Metrics:
         )
         self.policy_errors = self._counter("policy_errors", "Exceptions in policies.", "policy")
         self.tokenizing = self._seconds("tokenize_seconds", "What it cost to have a prompt tokenized for routing.")
-        self._first_byte: Durations = (OwnDurations if own else SharedDurations)(
-            f"{_PREFIX}time_to_first_byte_seconds",
-            "From a request's arrival to the first byte of its answer, by route.",
-            ("route",),
-            _SECONDS,
-            self.registry,
+        self._first_byte = self._durations(
+            "time_to_first_byte_seconds", "From a request's arrival to the first byte of its answer.", "route"
+        )
+        self._legs = self._durations(
+            "leg_seconds",
+            "Of attempts that succeeded: of a Prefiller's whole, of a Decoder's to its first byte.",
+            "leg",
+        )
+        self._paces = self._durations(
+            "time_per_event_seconds", "Between two events of a stream, on average over the stream.", "route", short=True
         )
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
@@ -73,6 +83,11 @@ class Metrics:
 
     def _seconds(self, name: str, meaning: str) -> Histogram:
         return Histogram(f"{_PREFIX}{name}", meaning, buckets=_SECONDS, registry=self.registry)
+
+    def _durations(self, name: str, meaning: str, label: str, *, short: bool = False) -> Durations:
+        """Of every request."""
+        kind = OwnDurations if self._shared is None else SharedDurations
+        return kind(f"{_PREFIX}{name}", meaning, (label,), _SHORT_SECONDS if short else _SECONDS, self.registry)
 
     def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
         """Of several processes, each tells its own while it lives."""
@@ -83,12 +98,22 @@ class Metrics:
         """Whether other processes have figures in the same folder."""
         return self._shared is not None
 
-    def began(self, at: float, route: str) -> None:
+    def began(self, at: float, reply: Reply) -> None:
         """The answer to a request that came ``at`` an instant of the performance counter begins."""
-        self._first_byte.took((route or "none",), time.perf_counter() - at)
+        now = time.perf_counter()
+        self._first_byte.took((reply.decision or "none",), now - at)
+        if reply.asked_at is not None and reply.status == 200:
+            self._legs.took(_APPEND if reply.decision == Leg.APPEND.value else _DECODE, now - reply.asked_at)
 
-    def ended(self, route: str, outcome: str) -> None:
+    def prefilled(self, asked_at: float) -> None:
+        """A Prefiller that was asked at an instant of the performance counter has answered."""
+        self._legs.took(_PREFILL, time.perf_counter() - asked_at)
+
+    def ended(self, route: str, outcome: str, pace: float | None = None) -> None:
+        """With the seconds between two events, where it was a stream."""
         self._requests.count((route or "none", outcome))
+        if pace is not None:
+            self._paces.took((route,), pace)
 
     def local_attempt(self, result: str) -> None:
         self.local_attempts.inc()

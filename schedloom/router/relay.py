@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Awaitable
 from enum import Enum
 from typing import Any
@@ -120,6 +121,8 @@ class _Stream:
         self._write = reply.write
         self._last: bytes | None = None
         self._hand_back: tuple[bytes, HandBack] | None = None
+        self._began_at: float | None = None
+        self._pieces = 0
 
     async def relay(self) -> Outcome:
         try:
@@ -183,6 +186,7 @@ class _Stream:
         return not events or self._reply.write(events)
 
     def _start(self) -> None:
+        self._began_at, self._pieces = time.perf_counter(), self._response.pieces
         self._reply.start_stream(answered_lines(self._response.headers))
 
     async def _open(self) -> bytes | None:
@@ -219,9 +223,15 @@ class _Stream:
             self._start()
         if not self._told_an_error and (recording := self._reply.succeed()) is not None:
             await recording
+        self._reply.pace = self._pace()
         await self._reply.end(events)
         await self._drain()
         return Outcome.BROKEN if self._told_an_error else Outcome.SERVED
+
+    def _pace(self) -> float | None:
+        """Between the events of a stream that this engine began, its end mark apart."""
+        gaps = self._response.pieces - self._pieces - 1
+        return None if self._began_at is None or gaps < 1 else (time.perf_counter() - self._began_at) / gaps
 
     async def _end_early(self) -> Outcome:
         if self._told_an_error:

@@ -23,8 +23,9 @@ JSON = b"content-type: application/json\r\n"
 class Reply:
     """Written once, front to back. ``started`` tells whether anything has left.
 
-    ``on_start`` is called with the decision as the first byte leaves, ``on_success`` with this reply when an engine's
-    answer is known to be complete, before its last bytes leave: whoever reads the end may rely on what was recorded.
+    ``on_start`` is called with this reply as the first byte leaves, ``on_success`` when an engine's answer is known to
+    be complete, before its last bytes leave: whoever reads the end may rely on what was recorded. ``asked_at`` is when
+    the Decoder was asked, by the performance counter, and ``pace`` the seconds between two events of a stream.
     ``decision``, ``request_id`` and ``owner`` are of the attempt that the answer will be of, a later one in place of an
     earlier; ``owner`` is the Decoder, where the answer is one's. ``status`` is what was answered, if anything was.
     ``story`` is kept of a request that an engine may hand back, ``turn`` of one whose KV a Prefiller may pull later.
@@ -33,12 +34,14 @@ class Reply:
 
     __slots__ = (
         "_line",
+        "asked_at",
         "decision",
         "dialect",
         "ended",
         "on_start",
         "on_success",
         "owner",
+        "pace",
         "request_id",
         "started",
         "status",
@@ -55,13 +58,15 @@ class Reply:
         self.ended = False
         self.succeeded = False
         self.status = 0
+        self.asked_at: float | None = None
+        self.pace: float | None = None
         self.decision = ""
         self.request_id = ""
         self.owner: SessionOwner | None = None
         self.story: Story | None = None
         self.turn: Turn | None = None
         self.trace: Trace | None = None
-        self.on_start: Callable[[str], None] | None = None
+        self.on_start: Callable[[Reply], None] | None = None
         self.on_success: Callable[[Reply], Awaitable[None] | None] | None = None
         self.write = line.write
         self._line = line
@@ -119,7 +124,7 @@ class Reply:
         self.started = True
         self.status = status
         if self.on_start is not None:
-            self.on_start(self.decision)
+            self.on_start(self)
         if self.request_id:
             decoder = "" if self.owner is None else self.owner.worker
             lines += b"%b%b\r\n" % (lines_about(self.decision, decoder), self.request_id.encode())

@@ -105,7 +105,7 @@ def limits_of(settings: RouterSettings, app: RouterApp) -> Limits:
         settings.body_timeout_seconds,
         may_come=app.door.gate.may_come,
         room=app.door.gate.room,
-        on_refused=lambda: app.metrics.ended("", "failed"),
+        on_refused=lambda: app.metrics.ended("", "shed"),
     )
 
 

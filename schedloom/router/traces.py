@@ -123,7 +123,7 @@ class Trace:
             "schedloom.request_id": reply.request_id or None,
             "http.response.status_code": reply.status or None,
         }
-        self._span.end(failed=outcome in ("failed", "broken"))
+        self._span.end(failed=outcome in ("failed", "broken", "shed"))
         self._traces.tell(self._span)
 
 

@@ -90,6 +90,11 @@ class UpstreamResponse(Protocol):
     status: int
     headers: list[Header]
 
+    @property
+    def pieces(self) -> int:
+        """In how many pieces its body has come so far, as the engine framed it: events of a stream."""
+        return 0
+
     async def read(self) -> bytes:
         """All that has arrived since the last call, waiting for something; empty at the proper end of the answer."""
         ...

@@ -196,6 +196,8 @@ def decoder(number: int = 0, **changes: Any) -> FakeEngine:
 
 
 class FakeResponse(UpstreamResponse):
+    pieces = 0
+
     def __init__(self, engine: FakeEngine, answer: Answer) -> None:
         self.status = answer.status
         self.headers = [(b"content-type", answer.kind), *answer.headers]
@@ -213,6 +215,7 @@ class FakeResponse(UpstreamResponse):
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, bytes):
+                self.pieces += step.count(b"\n\n") or 1
                 return step
         return b""
 

@@ -116,6 +116,15 @@ async def test_answers_may_arrive_in_any_pieces(upstream: HttpUpstream, cut: int
         assert server.connections == 1
 
 
+async def test_pieces_are_counted_as_the_engine_framed_them(upstream: HttpUpstream) -> None:
+    framed = [b"3\r\none\r\n3\r\ntwo\r\n", b"5\r\nthree\r\n0\r\n\r\n"]
+    async with raw_server(Server([CHUNKED[:BODY_AT], *framed])) as origin:
+        response = await upstream.send(post(origin))
+        assert (response.pieces, await response.read(), response.pieces) == (0, b"onetwo", 2)
+        assert (await response.read(), response.pieces) == (b"three", 3)
+        assert (await response.read(), response.pieces) == (b"", 3)
+
+
 async def test_what_arrived_together_is_read_together(upstream: HttpUpstream) -> None:
     async with raw_server(Server(CHUNKED)) as origin:
         response = await upstream.send(post(origin))

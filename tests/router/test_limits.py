@@ -168,7 +168,7 @@ async def test_a_full_router_refuses_before_it_reads_and_goes_on_when_there_is_r
         go.set()
         await first
         assert (await exchange(address, post(CLOSE))).startswith(b"HTTP/1.1 200")
-    labels = {"route": "none", "outcome": "failed"}
+    labels = {"route": "none", "outcome": "shed"}
     assert (app.metrics.registry.get_sample_value("schedloom_router_requests_total", labels) or 0) >= 2
     await app.close()
 
