@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from hashlib import sha256
 from random import Random
 from typing import Final, Protocol
 
@@ -86,18 +87,18 @@ class RouteRequest:
         return b""
 
     @cached_property
-    def prefix_blocks(self) -> tuple[int, ...]:
-        """One number for each whole block of ``prompt``, which stands for the prompt up to the end of that block.
+    def prefix_blocks(self) -> tuple[bytes, ...]:
+        """A digest for each whole block of ``prompt``, which stands for the prompt up to the end of that block.
 
-        Equal for equal prefixes of one model and salt, within this process.
+        Equal for equal prefixes of one model and salt, and for no others.
         """
         return tuple(self._chain())
 
-    def _chain(self) -> Iterator[int]:
-        link, prompt = hash((self.model, self.cache_salt)), self.prompt
+    def _chain(self) -> Iterator[bytes]:
+        prompt, so_far = memoryview(self.prompt), sha256(repr((self.model, self.cache_salt)).encode())
         for end in range(PREFIX_BLOCK_BYTES, len(prompt) + 1, PREFIX_BLOCK_BYTES):
-            link = hash((link, prompt[end - PREFIX_BLOCK_BYTES : end]))
-            yield link
+            so_far.update(prompt[end - PREFIX_BLOCK_BYTES : end])
+            yield so_far.copy().digest()
 
 
 @dataclass

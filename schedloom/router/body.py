@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,7 +114,7 @@ class GenerationBody:
     def token_ids(self) -> list[int] | None:
         """The prompt's, where the client sent it as such."""
         prompt = self.fields.get("prompt")
-        return prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], int) else None
+        return prompt if isinstance(prompt, list) and _are_token_ids(prompt) else None
 
     def prompt(self) -> bytes:
         """What the model is asked: of two prompts one of which goes on where the other ends, this does too."""
@@ -193,6 +194,13 @@ def _is_splittable(fields: dict[str, Any]) -> bool:
     of_the_prompt = get("prompt_logprobs") is not None or bool(get("echo"))
     unusual = bool(get("use_beam_search")) or get("prompt_embeds") is not None or get("max_tokens") == 0
     return not (several or of_the_prompt or unusual)
+
+
+def _are_token_ids(prompt: list[Any]) -> bool:
+    try:
+        return len(array("I", prompt)) > 0
+    except (TypeError, OverflowError):
+        return False
 
 
 def _is_several_prompts(prompt: object) -> bool:

@@ -255,6 +255,12 @@ def test_a_prefiller_gets_one_token_to_make_and_nothing_that_could_stop_it_earli
     assert forms["decoder"] == asked | {"kv_transfer_params": transfer_parameters()}
 
 
+@pytest.mark.parametrize("prompt", ["a", [], ["a"], [[1]], [1, "a"], [1, -1], [1, 2**32], [1, 1.5], [1, None], [1, {}]])
+def test_what_holds_more_than_token_ids_is_no_prompt_of_them(prompt: Any) -> None:
+    assert GenerationBody(json.dumps({"prompt": prompt}).encode()).token_ids is None
+    assert GenerationBody(b'{"prompt":[0,4294967295]}').token_ids == [0, 2**32 - 1]
+
+
 @pytest.mark.anyio
 async def test_headers_reach_engines_from_a_list_only(bench: Make) -> None:
     p, d = prefiller(), decoder(data_parallel_size=2)

@@ -20,7 +20,7 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import Held
 from schedloom.core.wire import Role
 from schedloom.router.events import ledger as ledgers
-from schedloom.router.events.ledger import BlockLedger
+from schedloom.router.events.ledger import BlockLedger, Prompt
 from schedloom.router.events.listener import Events
 from schedloom.router.fleet import Fleet, Worker
 from schedloom.router.settings import WorkerSettings
@@ -57,19 +57,46 @@ def whole(*events: Event) -> BlockLedger:
 
 def test_a_prompt_is_held_as_far_as_its_blocks_are() -> None:
     ledger = whole(stored([1, 2, 3], PROMPT))
-    assert ledger.of_prompt([*PROMPT, 5, 6], None) == Held(12, True)
-    assert ledger.of_prompt([*PROMPT[:8], 0, 0, 0, 0], None) == Held(8, True)
-    assert ledger.of_prompt(PROMPT[:7], None) == Held(4, True)
-    assert ledger.of_prompt([0, *PROMPT], None) == Held(0, True)
+    assert ledger.of_prompt(Prompt([*PROMPT, 5, 6])) == Held(12, True)
+    assert ledger.of_prompt(Prompt([*PROMPT[:8], 0, 0, 0, 0])) == Held(8, True)
+    assert ledger.of_prompt(Prompt(PROMPT[:7])) == Held(4, True)
+    assert ledger.of_prompt(Prompt([0, *PROMPT])) == Held(0, True)
     ledger.apply([removed(2)])
-    assert ledger.of_prompt(PROMPT, None) == Held(4, True)
+    assert ledger.of_prompt(Prompt(PROMPT)) == Held(4, True)
+
+
+def test_no_other_tokens_stand_for_those_that_are_held() -> None:
+    """SEC-14: numbers that Python's own hash takes for the same are others."""
+    ledger, same = whole(stored([1, 2, 3], PROMPT)), 2**61 - 1
+    assert [hash(token + same) for token in PROMPT] == PROMPT
+    assert ledger.of_prompt(Prompt([token + same for token in PROMPT])) == Held(0, True)
+    assert whole(stored([1], [-1] * 4)).of_prompt(Prompt([-2] * 4)) == Held(0, True)
+
+
+@pytest.mark.anyio
+async def test_a_prompt_is_worked_out_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    events, worked_out = Events(Fleet([])), []
+
+    def content(*parts: Any) -> bytes:
+        worked_out.append(parts)
+        return ledgers._NOTHING
+
+    monkeypatch.setattr(ledgers, "_content", content)
+    for tokens, salt, count in (
+        (PROMPT, "salt", 3),
+        (PROMPT, "salt", 3),
+        (PROMPT, "other", 6),
+        ([*PROMPT], "other", 9),
+    ):
+        assert len(list(events._known(tokens, salt).contents(SIZE))) == 3 and len(worked_out) == count
+    await events.close()
 
 
 def test_blocks_are_told_apart_by_their_salt_and_what_they_go_on_from() -> None:
     ledger = whole(stored([1], PROMPT[:4], salt="tenant"), stored([2], PROMPT[4:8], parent=1))
-    assert ledger.of_prompt(PROMPT, "tenant") == Held(8, True)
-    assert ledger.of_prompt(PROMPT, None) == ledger.of_prompt(PROMPT, "other") == Held(0, True)
-    assert ledger.of_prompt(PROMPT[4:8], None) == Held(0, True)
+    assert ledger.of_prompt(Prompt(PROMPT, "tenant")) == Held(8, True)
+    assert ledger.of_prompt(Prompt(PROMPT)) == ledger.of_prompt(Prompt(PROMPT, "other")) == Held(0, True)
+    assert ledger.of_prompt(Prompt(PROMPT[4:8])) == Held(0, True)
 
 
 def test_a_session_is_held_to_its_first_gap() -> None:
@@ -86,9 +113,9 @@ def test_a_session_is_held_to_its_first_gap() -> None:
 
 def test_a_block_in_two_places_is_gone_when_it_left_both() -> None:
     ledger = whole(stored([1], PROMPT[:4]), stored([1], PROMPT[:4], medium="CPU"), removed(1))
-    assert ledger.of_prompt(PROMPT, None) == Held(4, True)
+    assert ledger.of_prompt(Prompt(PROMPT)) == Held(4, True)
     ledger.apply([removed(1, medium="CPU")])
-    assert ledger.of_prompt(PROMPT, None) == Held(0, True)
+    assert ledger.of_prompt(Prompt(PROMPT)) == Held(0, True)
 
 
 def test_other_kinds_of_cache_are_not_followed() -> None:
@@ -97,13 +124,13 @@ def test_other_kinds_of_cache_are_not_followed() -> None:
 
 def test_what_began_before_is_not_known() -> None:
     ledger = BlockLedger()
-    assert ledger.of_prompt(PROMPT, None) is None and ledger.of_session("s") is None
+    assert ledger.of_prompt(Prompt(PROMPT)) is None and ledger.of_session("s") is None
     ledger.apply([stored([7], PROMPT[:4], parent=6, session_id="s"), stored([1], PROMPT[:4], session_id="new")])
     assert ledger.of_session("s") is None
     assert ledger.of_session("new") == Held(4, True)
-    assert ledger.of_prompt(PROMPT, None) == Held(4, False)
+    assert ledger.of_prompt(Prompt(PROMPT)) == Held(4, False)
     ledger.apply([CLEARED])
-    assert ledger.of_session("s") == ledger.of_prompt(PROMPT, None) == Held(0, True)
+    assert ledger.of_session("s") == ledger.of_prompt(Prompt(PROMPT)) == Held(0, True)
 
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +155,7 @@ def test_a_ledger_says_what_a_cache_would(seed: int) -> None:
             cache.discard(gone)
             ledger.apply([removed(names[gone])])
         held = next((number for number, block in enumerate(blocks) if block not in cache), len(blocks))
-        assert ledger.of_prompt(prompt, None) == Held(held * SIZE, True)
+        assert ledger.of_prompt(Prompt(prompt)) == Held(held * SIZE, True)
         for block in blocks[held:]:
             names.setdefault(block, len(names))
             parent = names[block[:-SIZE]] if block[:-SIZE] else None

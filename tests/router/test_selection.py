@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from schedloom import Policy, hookimpl
 from schedloom.core.composition import PolicyChoice, PolicySet, compose
 from schedloom.core.policy import ScoreSettings
-from schedloom.core.routing import AttemptReport, Candidate, Ending, Leg
+from schedloom.core.routing import AttemptReport, Candidate, Ending, Leg, Question
 from schedloom.core.wire import Role
 from schedloom.router.call import Call, read_call
 from schedloom.router.events.none import NobodyTells
@@ -243,6 +244,15 @@ def test_prompts_with_a_common_beginning_have_common_blocks() -> None:
     )
     assert len(one) == 5 and other[: len(one)] == one and len(other) > len(one)
     assert set(apart).isdisjoint(other)
+
+
+def test_blocks_stand_for_one_prompt_of_one_model_and_salt() -> None:
+    """SEC-14."""
+    (block, _) = Question("m", cache_salt="s", prompt=b"p" * 2048).prefix_blocks
+    assert block == sha256(b"('m', 's')" + b"p" * 1024).digest()
+    others = [Question("m2", cache_salt="s", prompt=b"p" * 1024), Question("m", prompt=b"p" * 1024)]
+    others += [Question("m", cache_salt="s", prompt=b"p" * 1023 + b"q"), Question("m', 's", prompt=b"p" * 1024)]
+    assert len({block, *(one.prefix_blocks[0] for one in others)}) == 5
 
 
 async def watched(bench: Make, *engines: Any, **settings: Any) -> tuple[Bench, Writes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from schedloom.core.routing import AttemptReport, Candidate, Ending, Leg
 
@@ -16,12 +16,12 @@ class PrefixTable:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._seen: OrderedDict[int, set[_Place]] = OrderedDict()
+        self._seen: OrderedDict[Hashable, set[_Place]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._seen)
 
-    def matches(self, blocks: Sequence[int], candidates: Sequence[Candidate]) -> list[int]:
+    def matches(self, blocks: Sequence[Hashable], candidates: Sequence[Candidate]) -> list[int]:
         """How many of ``blocks``, from the first on, each of ``candidates`` has seen."""
         matches = [len(blocks)] * len(candidates)
         follow = {_place(candidate): number for number, candidate in enumerate(candidates)}
@@ -33,7 +33,7 @@ class PrefixTable:
             self._seen.move_to_end(block)
         return matches
 
-    def learn(self, blocks: Sequence[int], report: AttemptReport) -> None:
+    def learn(self, blocks: Sequence[Hashable], report: AttemptReport) -> None:
         """An engine that answered has seen the prompt; one that turned a local attempt away may not."""
         if report.ending is not Ending.ANSWERED or (report.leg is Leg.APPEND and not report.output_tokens):
             return

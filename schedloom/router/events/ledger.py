@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import takewhile
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from schedloom.core.routing import Held
 
 MAX_SESSIONS: Final = 10_000
+_NOTHING: Final = bytes(32)
+"""What stands for no tokens, as long as any digest."""
+
 _WHOLE = (None, "full_attention", "mla_attention")
 """Kinds of cache in which a block holds all layers' view of its tokens; others are not followed."""
 
@@ -22,12 +28,34 @@ class _Block:
 
     __slots__ = ("__weakref__", "content", "end", "parent", "places", "start")
 
-    def __init__(self, parent: _Block | None, start: int | None, size: int, content: int) -> None:
+    def __init__(self, parent: _Block | None, start: int | None, size: int, content: bytes) -> None:
         self.parent = parent
         self.start = start
         self.end = None if start is None else start + size
         self.content = content
         self.places: set[str | None] = set()
+
+
+class Prompt:
+    """Token ids, and what stands for their beginnings, worked out once and as far as somebody asks."""
+
+    def __init__(self, token_ids: Sequence[int], cache_salt: str | None = None) -> None:
+        self.token_ids = token_ids
+        self.cache_salt = cache_salt
+        self._tokens = array("q", token_ids)
+        self._contents: dict[int, list[bytes]] = defaultdict(list)
+
+    def contents(self, size: int) -> Iterator[bytes]:
+        """Of one block of ``size`` tokens, of two, and so on."""
+        known = self._contents[size]
+        for number in range(len(self._tokens) // size if size else 0):
+            if number == len(known):
+                known.append(self._content(number, size, known[-1] if known else _NOTHING))
+            yield known[number]
+
+    def _content(self, number: int, size: int, before: bytes) -> bytes:
+        extra = (self.cache_salt,) if number == 0 and self.cache_salt is not None else None
+        return _content(before, self._tokens[number * size : (number + 1) * size], extra)
 
 
 class BlockLedger:
@@ -42,7 +70,7 @@ class BlockLedger:
         self.block_size = 0
         self._held: dict[Any, _Block] = {}
         self._known: WeakValueDictionary[Any, _Block] = WeakValueDictionary()
-        self._contents: Counter[int] = Counter()
+        self._contents: Counter[bytes] = Counter()
         self._leaves: OrderedDict[str, _Block] = OrderedDict()
 
     def __len__(self) -> int:
@@ -66,16 +94,11 @@ class BlockLedger:
         self._leaves.clear()
         self.is_whole = is_whole
 
-    def of_prompt(self, token_ids: Sequence[int], cache_salt: str | None) -> Held | None:
+    def of_prompt(self, prompt: Prompt) -> Held | None:
         if not self._held and not self.is_whole:
             return None
-        content, tokens, extra = 0, 0, _salted(cache_salt)
-        while self.block_size and tokens + self.block_size <= len(token_ids):
-            content = _content(content, token_ids[tokens : tokens + self.block_size], extra)
-            if not self._contents[content]:
-                break
-            tokens, extra = tokens + self.block_size, None
-        return Held(tokens, self.is_whole)
+        held = takewhile(self._contents.__contains__, prompt.contents(self.block_size))
+        return Held(sum(1 for _ in held) * self.block_size, self.is_whole)
 
     def of_session(self, session: str) -> Held | None:
         block = self._leaves.get(session)
@@ -89,7 +112,7 @@ class BlockLedger:
         return Held(tokens, True)
 
     def _store(self, event: Mapping[str, Any]) -> None:
-        size, hashes, tokens = event["block_size"], event["block_hashes"], event["token_ids"]
+        size, hashes, tokens = event["block_size"], event["block_hashes"], array("q", event["token_ids"])
         extras = event.get("extra_keys") or [None] * len(hashes)
         self.block_size = size
         parent_hash = event.get("parent_block_hash")
@@ -109,14 +132,14 @@ class BlockLedger:
         name: Any,
         parent: _Block | None,
         is_root: bool,
-        tokens: Sequence[int],
+        tokens: array[int],
         extra: tuple[Any, ...] | None,
         event: Mapping[str, Any],
     ) -> _Block:
         block = self._known.get(name)
         if block is None:
             start = 0 if is_root else parent.end if parent is not None else None
-            before = parent.content if parent is not None else 0
+            before = parent.content if parent is not None else _NOTHING
             block = self._known[name] = _Block(parent, start, len(tokens), _content(before, tokens, extra))
         if not block.places and block.start is not None:
             self._contents[block.content] += 1
@@ -146,12 +169,10 @@ class BlockLedger:
             self._leaves.popitem(last=False)
 
 
-def _content(before: int, tokens: Sequence[int], extra: tuple[Any, ...] | None) -> int:
-    return hash((before, tuple(tokens), extra))
-
-
-def _salted(cache_salt: str | None) -> tuple[Any, ...] | None:
-    return None if cache_salt is None else (cache_salt,)
+def _content(before: bytes, tokens: array[int], extra: tuple[Any, ...] | None) -> bytes:
+    if extra is not None:
+        before = sha256(before + repr(extra).encode()).digest()
+    return sha256(before + tokens.tobytes()).digest()
 
 
 def _frozen(key: Any) -> Any:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import Candidate, Held
-from schedloom.router.events.ledger import BlockLedger
+from schedloom.router.events.ledger import BlockLedger, Prompt
 from schedloom.router.fleet import Fleet, Worker
 from schedloom.router.within import within
 
@@ -40,14 +40,22 @@ class Events:
         self._ledgers: dict[_Place, BlockLedger] = {}
         self._tasks: dict[_Place, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
+        self._last = Prompt(())
 
     def of_prompt(self, candidate: Candidate, token_ids: Sequence[int], cache_salt: str | None) -> Held | None:
         ledger = self._ledgers.get((candidate.name, candidate.contract.epoch, candidate.rank))
-        return None if ledger is None else ledger.of_prompt(token_ids, cache_salt)
+        return None if ledger is None else ledger.of_prompt(self._known(token_ids, cache_salt))
 
     def of_session(self, candidate: Candidate, session: str) -> Held | None:
         ledger = self._ledgers.get((candidate.name, candidate.contract.epoch, candidate.rank))
         return None if ledger is None else ledger.of_session(session)
+
+    def _known(self, token_ids: Sequence[int], cache_salt: str | None) -> Prompt:
+        """The same for all candidates for one request."""
+        last = self._last
+        if last.token_ids is not token_ids or last.cache_salt != cache_salt:
+            last = self._last = Prompt(token_ids, cache_salt)
+        return last
 
     def start(self) -> None:
         self._looking = asyncio.create_task(self._keep_looking())
