@@ -77,6 +77,14 @@ class RouteRequest:
         return None
 
     @cached_property
+    def follows_up(self) -> bool:
+        """Whether an answer stands in the prompt already, as it does in every turn but a session's first.
+
+        A completion's prompt does not tell, and counts as a first turn.
+        """
+        return False
+
+    @cached_property
     def token_ids(self) -> Sequence[int] | None:
         """The prompt's, where a policy with ``reads_tokens`` is on and they could be had."""
         return None
@@ -111,6 +119,7 @@ class Question(RouteRequest):
     splittable: bool = True
     hints: Mapping[str, str] = field(default_factory=dict)
     cache_salt: str | None = None
+    follows_up: bool = False
     token_ids: Sequence[int] | None = None
     prompt: bytes = b""
 
@@ -140,7 +149,12 @@ class Candidate(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the engine."""
+        """Of the engine, by its place in this router's configuration."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """Where the engine serves: the same for every router, whatever else it has and in whatever order."""
         ...
 
     @property
@@ -237,6 +251,11 @@ class WorkerView(Protocol):
     @property
     def load(self) -> float:
         """Requests under way per rank."""
+        ...
+
+    @property
+    def targets(self) -> Sequence[Candidate]:
+        """Its data-parallel ranks."""
         ...
 
 

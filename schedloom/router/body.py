@@ -116,6 +116,12 @@ class GenerationBody:
         prompt = self.fields.get("prompt")
         return prompt if isinstance(prompt, list) and _are_token_ids(prompt) else None
 
+    def follows_up(self) -> bool:
+        """Whether an answer stands in what is asked, or is referred to."""
+        turns = self.fields.get("messages") or self.fields.get("input")
+        answered = isinstance(turns, list) and any(_is_answer(turn) for turn in reversed(turns))
+        return answered or isinstance(self.fields.get("previous_response_id"), str)
+
     def prompt(self) -> bytes:
         """What the model is asked: of two prompts one of which goes on where the other ends, this does too."""
         return written({key: self.fields[key] for key in _PROMPT_KEYS if key in self.fields}).rstrip(b'"]}')
@@ -184,6 +190,10 @@ def _named_in(fields: dict[str, Any]) -> str | None:
         if isinstance(name, str) and name:
             return name
     return None
+
+
+def _is_answer(turn: object) -> bool:
+    return isinstance(turn, dict) and turn.get("role") == "assistant"
 
 
 def _is_splittable(fields: dict[str, Any]) -> bool:

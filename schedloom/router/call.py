@@ -52,6 +52,10 @@ class Call(RouteRequest):
         return self.body.salt
 
     @cached_property
+    def follows_up(self) -> bool:
+        return self.body.follows_up()
+
+    @cached_property
     def token_ids(self) -> Sequence[int] | None:
         return self.body.token_ids
 

@@ -74,6 +74,10 @@ class Target:
         return self.worker.name
 
     @property
+    def origin(self) -> str:
+        return self.worker.origin
+
+    @property
     def contract(self) -> EngineContract:
         return self.worker.contract
 

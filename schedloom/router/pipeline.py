@@ -133,7 +133,7 @@ class Pipeline:
         if attempt.worker is None:
             return attempt.route not in (Route.APPEND, Route.PULL_BACK)
         worker = self._fleet.find(attempt.worker)
-        if worker is None or worker.health is not Health.READY or not worker.can_decode:
+        if worker is None or worker.health is not Health.READY or not worker.can_decode or not worker.breaker.allows:
             return False
         if attempt.rank is not None and not worker.has_rank(attempt.rank):
             return False

@@ -20,6 +20,7 @@ class FakeCandidate:
     contract: EngineContract = CONTRACT
     in_flight: int = 0
     in_flight_bytes: int = 0
+    origin: str = ""
 
 
 @dataclass

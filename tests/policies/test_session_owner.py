@@ -8,7 +8,7 @@ from schedloom.core.routing import Attempt, Route, RouteRequest, SessionOwner
 from schedloom.core.wire import EngineContract, Role
 from schedloom.policies.session_owner import SessionOwnerRouting
 from schedloom.policies.session_owner.policy import SessionOwnerSettings
-from tests.policies.routing import asked
+from tests.policies.routing import FakeCandidate, asked
 
 
 @dataclass
@@ -17,6 +17,7 @@ class Worker:
     contract: EngineContract
     in_flight: int = 0
     load: float = 0.0
+    targets: list[FakeCandidate] = field(default_factory=list)
 
 
 def decoder(name: str, epoch: str) -> Worker:
