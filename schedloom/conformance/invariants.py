@@ -238,7 +238,8 @@ _ALL = (
     Invariant(
         "OWN-1",
         "session_owner: a local attempt goes to the session's owner, within the bound on its lead, and only where it "
-        "can be turned away; what cannot be split goes there too",
+        "can be turned away; what cannot be split goes there too. With rendezvous, a follow-up turn whose owner is not "
+        "known may be tried where it can be turned away",
         "what engines are sent, against the sessions that the router keeps and the load of its fleet",
         ("append",),
         ("R1",),

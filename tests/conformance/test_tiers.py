@@ -160,6 +160,8 @@ def test_a_cell_that_failed_is_played_again_from_the_report(monkeypatch: pytest.
         ("TriesWhereNobodyIsTurnedAway", "turns nobody away"),
         ("KeepsSessionsWhateverTheLoad", "requests ahead"),
         ("SendsWholeRequestsAnywhere", "a whole request away from the owner"),
+        ("GuessesForFirstTurns", "an attempt away from the owner"),
+        ("GuessesWhereNobodyIsTurnedAway", "turns nobody away"),
     ],
 )
 def test_a_routing_policy_that_lacks_a_guard_is_found_by_what_engines_are_sent(name: str, words: str) -> None:

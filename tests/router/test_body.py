@@ -347,3 +347,25 @@ async def test_transfer_parameters_of_an_answer_do_not_reach_the_client(bench: M
     received = await router.client.chat(stream=stream)
     assert received.text == "a"
     assert b"10.0.0.7" not in received.body
+
+
+ASKED, SAID = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "follows_up"),
+    [
+        ({"messages": [ASKED]}, False),
+        ({"messages": [ASKED, SAID, ASKED]}, True),
+        ({"messages": [{"role": "system", "content": "assistant"}, ASKED]}, False),
+        ({"messages": "assistant"}, False),
+        ({"messages": [None, ["role", "assistant"], 3]}, False),
+        ({"prompt": "assistant: hello"}, False),
+        ({"input": "hi"}, False),
+        ({"input": [SAID, ASKED]}, True),
+        ({"input": "hi", "previous_response_id": "resp_1"}, True),
+        ({"input": "hi", "previous_response_id": None}, False),
+    ],
+)
+def test_a_follow_up_turn_is_known_by_the_answer_in_it(fields: dict[str, Any], follows_up: bool) -> None:
+    assert GenerationBody(json.dumps({"model": "m", **fields}).encode()).follows_up() is follows_up

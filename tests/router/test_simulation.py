@@ -28,6 +28,7 @@ def test_nothing_goes_wrong_under_any_fault(block: int) -> None:
 STRATEGIES = [
     *(["prefix_aware", spread, "ttft_slo"] for spread in ("least_tokens", "power_of_two", "round_robin")),
     ["prefill_cost", "ttft_slo"],
+    ["power_of_two", "rendezvous", "ttft_slo"],
 ]
 
 

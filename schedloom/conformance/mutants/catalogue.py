@@ -179,12 +179,15 @@ _GUARDS = (
 )
 
 _OWNER = Cell(policies=("session_owner",))
+_GUESSING = Cell(policies=("rendezvous", "session_owner"))
 
 _ROUTING = (
     Mutant(routing.TriesAnotherDecoder, "OWN-1", _OWNER, tier="R1"),
     Mutant(routing.TriesWhereNobodyIsTurnedAway, "OWN-1", _OWNER, tier="R1"),
     Mutant(routing.KeepsSessionsWhateverTheLoad, "OWN-1", _OWNER, tier="R1"),
     Mutant(routing.SendsWholeRequestsAnywhere, "OWN-1", _OWNER, tier="R1"),
+    Mutant(routing.GuessesForFirstTurns, "OWN-1", _GUESSING, tier="R1"),
+    Mutant(routing.GuessesWhereNobodyIsTurnedAway, "OWN-1", _GUESSING, tier="R1"),
 )
 
 MUTANTS = {mutant.name: mutant for mutant in (*_ALL, *_POLICIES, *_GUARDS, *_ROUTING)}

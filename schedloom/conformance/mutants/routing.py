@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from schedloom.core.hookspecs import hookimpl
-from schedloom.core.routing import Attempt, FleetView, RouteRequest, SessionOwner
+from schedloom.core.routing import Attempt, FleetView, Route, RouteRequest, SessionOwner
 
 
 class TriesAnotherDecoder:
@@ -61,3 +61,37 @@ class SendsWholeRequestsAnywhere:
     ) -> list[Attempt] | None:
         planned: list[Attempt] | None = super().plan_route(request, owner, fleet)  # type: ignore[misc]
         return planned if request.splittable else None
+
+
+class GuessesForFirstTurns:
+    """A session's first turn is tried where nothing can be known of it."""
+
+    policy = "rendezvous"
+
+    @hookimpl
+    def plan_route(
+        self: Any, request: RouteRequest, owner: SessionOwner | None, fleet: FleetView
+    ) -> list[Attempt] | None:
+        return super().plan_route(FollowUp(request), owner, fleet)  # type: ignore[misc, no-any-return]
+
+
+class GuessesWhereNobodyIsTurnedAway:
+    """A turn is tried on any Decoder of which the session's owner may have been one."""
+
+    policy = "rendezvous"
+
+    @hookimpl
+    def plan_route(
+        self: Any, request: RouteRequest, owner: SessionOwner | None, fleet: FleetView
+    ) -> list[Attempt] | None:
+        lost = owner is None and request.session is not None and request.follows_up and request.splittable
+        return [Attempt(Route.APPEND, worker=one.name, rank=0) for one in fleet.decoders] if lost else None
+
+
+class FollowUp:
+    """A request that passes for a follow-up turn."""
+
+    follows_up = True
+
+    def __init__(self, request: RouteRequest) -> None:
+        self.model, self.session, self.splittable = request.model, request.session, request.splittable

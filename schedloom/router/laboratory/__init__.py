@@ -14,6 +14,9 @@ from schedloom.core.registry import Registry
 OWNER_POLICY = "session_owner"
 """Who makes local attempts."""
 
+GUESSING_POLICY = "rendezvous"
+"""Who makes them where no owner is known."""
+
 OWNED = "OWN-1"
 """What it promises."""
 

@@ -17,10 +17,13 @@ TURNS_AWAY = "append_prefill"
 
 
 class Ownership:
-    """Watches a router in whose policies an owner may be ``max_lead`` requests ahead."""
+    """Watches a router in whose policies an owner may be ``max_lead`` requests ahead.
 
-    def __init__(self, app: RouterApp, max_lead: int) -> None:
-        self._app, self._max_lead = app, max_lead
+    ``guesses``: where no owner is known, a follow-up turn may be tried on a Decoder that can turn it away.
+    """
+
+    def __init__(self, app: RouterApp, max_lead: int, guesses: bool) -> None:
+        self._app, self._max_lead, self._guesses = app, max_lead, guesses
         self._placed: set[str] = set()
 
     async def wrong_with(self, request: UpstreamRequest, body: dict[str, Any]) -> str | None:
@@ -36,7 +39,9 @@ class Ownership:
             is_new = self._is_new(body["user"])
             elsewhere = is_new and home in self._app.fleet.decoders and not here and lead <= self._max_lead
             return "a whole request away from the owner of its session" if elsewhere else None
-        if home is None or not here:
+        if home is None and self._guesses and body.get("messages"):
+            home = next(worker for worker in self._app.fleet.workers if worker.origin == request.origin)
+        elif home is None or not here:
             return "an attempt away from the owner of its session"
         if TURNS_AWAY in home.contract.inactive:
             return "an attempt at an owner that turns nobody away"

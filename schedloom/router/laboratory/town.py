@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schedloom.core.registry import Registry
 from schedloom.core.wire import Role
 from schedloom.router.app import RouterApp
-from schedloom.router.laboratory import OWNER_POLICY
+from schedloom.router.laboratory import GUESSING_POLICY, OWNER_POLICY
 from schedloom.router.laboratory.client import Client, Received
 from schedloom.router.laboratory.engines import LEASE, MODEL, Faults, Ledger, SimulatedEngine, SimulatedUpstream
 from schedloom.router.laboratory.ownership import Ownership
@@ -21,6 +21,8 @@ from schedloom.router.upstream import Upstream
 HANDOFF = 10.0
 PROMPT = "a" * 3000
 CONTINUATIONS = 3
+ANSWERED = {"messages": [{"role": "assistant", "content": "an answer"}]}
+"""What shows a router that a turn follows another: a completion's prompt, which engines here go by, does not."""
 PASSIVE, WHOLE = 0.2, 0.15
 """The shares of Decoders that turn nobody away, and of requests that cannot be split."""
 
@@ -103,7 +105,8 @@ class Town:
         if chosen is None:
             return None
         wanted: Any = self.registry.load(OWNER_POLICY).Settings.model_validate(chosen.settings)
-        return Ownership(self.app, wanted.max_lead)
+        guesses = any(choice.name == GUESSING_POLICY for choice in settings.choices)
+        return Ownership(self.app, wanted.max_lead, guesses)
 
     def _upstream(self) -> Upstream | None:
         return SimulatedUpstream(self.engines, self.ledger)
@@ -112,12 +115,12 @@ class Town:
         session = None if self.random.random() < 0.2 else f"s{number}"
         for turn in range(turns):
             await asyncio.sleep(self.pace * self.random.uniform(0, 3))
-            await self._turn(f"{number}.{turn}", session)
+            await self._turn(f"{number}.{turn}", session, ANSWERED if turn else {})
 
-    async def _turn(self, label: str, session: str | None) -> None:
+    async def _turn(self, label: str, session: str | None, before: Mapping[str, Any]) -> None:
         client = Client(self.app)
         stream = self.random.random() < 0.6
-        body = {"model": MODEL, "prompt": PROMPT, "stream": stream, "user": label}
+        body = {"model": MODEL, "prompt": PROMPT, "stream": stream, "user": label, **before}
         body |= {"n": 2} if self._oddities.random() < WHOLE else {}
         headers = {"x-schedloom-ttft-slo-ms": "20"} if self.policies and self.random.random() < 0.5 else {}
         headers |= {} if session is None else {"X-Session-ID": session}
