@@ -25,7 +25,7 @@ class RendezvousSettings(ScoreSettings):
     max_lead: Annotated[int, Field(ge=0)] = 16
     """Requests that a Decoder's rank may have under way beyond the least busy one and still be a session's place."""
 
-    max_prefill_lead: Annotated[int, Field(ge=0)] = 2
+    max_prefill_lead: Annotated[int, Field(ge=0)] = 4
     """The same of Prefillers, where one request waits for another."""
 
     attempts: bool = True
