@@ -71,6 +71,6 @@ def _within(lead: int, places: Sequence[_Place]) -> list[_Place]:
 
 
 def _first(request: RouteRequest, places: Iterable[_Place]) -> _Place:
-    """Of these the one with the highest weight: without it, every other session would stay where it is."""
+    """The one that weighs most together with the session. When it leaves, no session of another moves."""
     session = f"\0{request.model}\0{request.session}".encode("utf-8", "surrogatepass")
     return max(places, key=lambda place: hashlib.sha256(f"{place.origin}\0{place.rank}".encode() + session).digest())
