@@ -24,6 +24,8 @@ from schedloom.core.errors import ConfigurationError
 
 TIERS = ("T0", "T1", "T2", "mutants")
 MUTANT_SEEDS = 28
+TOWN_SEEDS = 100
+"""Those of simulated routers, of which one run is short and shows little."""
 SOAK_SEED = 1_000
 """Soaks begin so far behind the seeds of the cells."""
 
@@ -331,7 +333,7 @@ def _hunted(mutant: Mutant) -> tuple[int, str] | None:
     if mutant.is_policy:
         return pure.hunt(mutant, MUTANT_SEEDS)
     if mutant.tier:
-        return tiers.hunt(mutant, MUTANT_SEEDS)
+        return tiers.hunt(mutant, TOWN_SEEDS)
     trial = hunt(laboratory(), mutant, MUTANT_SEEDS)
     return None if trial is None else (trial.seed, _accusation(trial.violations, mutant.dies_on))
 
