@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -18,20 +16,8 @@ from prometheus_client.utils import floatToGoString
 Labels = tuple[str, ...]
 
 
-class Counts(Protocol):
+class Counts(Collector):
     """How often something happened, by its labels."""
-
-    def count(self, labels: Labels) -> None: ...
-
-
-class Durations(Protocol):
-    """How long something took, by its labels."""
-
-    def took(self, labels: Labels, seconds: float) -> None: ...
-
-
-class OwnCounts(Collector):
-    """Those of this process alone."""
 
     def __init__(self, name: str, meaning: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
         self._about = name, meaning, labels
@@ -49,8 +35,8 @@ class OwnCounts(Collector):
         yield family
 
 
-class OwnDurations(Collector):
-    """Those of this process alone."""
+class Durations(Collector):
+    """How long something took, by its labels."""
 
     def __init__(
         self, name: str, meaning: str, labels: Sequence[str], limits: Sequence[float], registry: CollectorRegistry
@@ -72,27 +58,3 @@ class OwnDurations(Collector):
         for values, counts in self._counts.items():
             family.add_metric(values, list(zip(limits, accumulate(counts), strict=True)), self._sums[values])
         yield family
-
-
-class SharedCounts:
-    """Those of all processes that share a folder."""
-
-    def __init__(self, name: str, meaning: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
-        counter = Counter(name, meaning, labels, registry=registry)
-        self._of = functools.cache(counter.labels)
-
-    def count(self, labels: Labels) -> None:
-        self._of(*labels).inc()
-
-
-class SharedDurations:
-    """Those of all processes that share a folder."""
-
-    def __init__(
-        self, name: str, meaning: str, labels: Sequence[str], limits: Sequence[float], registry: CollectorRegistry
-    ) -> None:
-        histogram = Histogram(name, meaning, labels, buckets=limits, registry=registry)
-        self._of = functools.cache(histogram.labels)
-
-    def took(self, labels: Labels, seconds: float) -> None:
-        self._of(*labels).observe(seconds)

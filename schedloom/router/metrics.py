@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
 
 from schedloom.core.routing import Leg
-from schedloom.router.figures import Counts, Durations, OwnCounts, OwnDurations, SharedCounts, SharedDurations
+from schedloom.router.figures import Counts, Durations
+from schedloom.router.shared_figures import SharedFigures
 
 if TYPE_CHECKING:
     from schedloom.router.reply import Reply
@@ -23,7 +23,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 class Metrics:
-    """The router's figures, in a registry of their own; those of all processes where they share a folder.
+    """The router's figures, in a registry of their own; those of all processes where they share theirs in files.
 
     Local attempts are counted when they end: ``attempts`` is always the sum of ``hit`` (the Decoder's answer
     began), ``rejected`` (the Decoder turned it away) and ``error`` (anything else, clients that left early
@@ -33,9 +33,9 @@ class Metrics:
     """
 
     def __init__(self, shared: Path | None = None) -> None:
-        """``shared`` is the folder that ``PROMETHEUS_MULTIPROC_DIR`` named when this process began."""
+        """``shared`` is the file of this process, in a folder of those of all."""
         self.registry = CollectorRegistry()
-        self._shared = shared
+        self._shared = None if shared is None else SharedFigures(shared, self.registry)
         self.in_flight = 0
         self.load = self._gauge("in_flight", "Requests under way.")
         self.waiting = self._gauge("waiting", "Requests that wait in line.")
@@ -48,7 +48,7 @@ class Metrics:
             "engine_in_flight", "Requests under way on each data-parallel rank of an engine.", "engine", "rank"
         )
         self.on_asked: Callable[[], None] = _nothing
-        self._requests: Counts = (OwnCounts if shared is None else SharedCounts)(
+        self._requests = Counts(
             f"{_PREFIX}requests",
             "Requests that ended, by the route of the last attempt and by outcome.",
             ("route", "outcome"),
@@ -86,17 +86,21 @@ class Metrics:
 
     def _durations(self, name: str, meaning: str, label: str, *, short: bool = False) -> Durations:
         """Of every request."""
-        kind = OwnDurations if self._shared is None else SharedDurations
-        return kind(f"{_PREFIX}{name}", meaning, (label,), _SHORT_SECONDS if short else _SECONDS, self.registry)
+        return Durations(f"{_PREFIX}{name}", meaning, (label,), _SHORT_SECONDS if short else _SECONDS, self.registry)
 
     def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
         """Of several processes, each tells its own while it lives."""
-        return Gauge(f"{_PREFIX}{name}", meaning, labels, registry=self.registry, multiprocess_mode="livesum")
+        return Gauge(f"{_PREFIX}{name}", meaning, labels, registry=self.registry)
 
     @property
     def are_shared(self) -> bool:
-        """Whether other processes have figures in the same folder."""
+        """Whether they are told by other processes too."""
         return self._shared is not None
+
+    def share(self) -> None:
+        """Let other processes tell them as they are now."""
+        if self._shared is not None:
+            self._shared.keep()
 
     def began(self, at: float, reply: Reply) -> None:
         """The answer to a request that came ``at`` an instant of the performance counter begins."""
@@ -125,11 +129,7 @@ class Metrics:
 
     def exposition(self) -> bytes:
         self.on_asked()
-        if self._shared is None:
-            return generate_latest(self.registry)
-        summed = CollectorRegistry()
-        MultiProcessCollector(summed, str(self._shared))  # type: ignore[no-untyped-call]
-        return generate_latest(summed)
+        return generate_latest(self._shared or self.registry)
 
 
 def _nothing() -> None:

@@ -32,10 +32,12 @@ class Standing:
         if self._publishing is not None:
             self._publishing.cancel()
             await asyncio.gather(self._publishing, return_exceptions=True)
+            self._metrics.share()
 
     async def _keep_publishing(self) -> None:
         while True:
             self.publish()
+            self._metrics.share()
             await asyncio.sleep(PUBLISHED_EVERY_SECONDS)
 
     def publish(self) -> None:

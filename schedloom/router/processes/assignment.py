@@ -14,10 +14,11 @@ from schedloom.router.settings import RouterSettings
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """``room`` is the folder that the processes of one router share."""
+    """``room`` is the folder that the processes of one router share, in which each has a ``place`` of its own."""
 
     settings: RouterSettings
     room: Path
+    place: int
     log_level: int
 
     @property
@@ -26,7 +27,7 @@ class Assignment:
 
     @property
     def figures(self) -> Path:
-        return figures_in(self.room)
+        return figures_in(self.room) / str(self.place)
 
 
 def sessions_in(room: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import pickle
 import signal
 import sys
@@ -13,18 +12,19 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 import uvloop
-from prometheus_client.multiprocess import mark_process_dead
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.processes.assignment import Assignment, figures_in, for_each
 from schedloom.router.processes.table import SharedSessions
 from schedloom.router.serve import address_of, announce, bind, listen
 from schedloom.router.settings import RouterSettings
+from schedloom.router.shared_figures import bury
 from schedloom.router.within import within
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def supervise(settings: RouterSettings) -> None:
     listen(settings.host, settings.port).close()
     with tempfile.TemporaryDirectory(prefix="schedloom-") as room, _address(settings) as (port, address):
         figures_in(Path(room)).mkdir()
-        assignment = Assignment(for_each(settings, port), Path(room), logging.getLogger().level)
+        assignment = Assignment(for_each(settings, port), Path(room), 0, logging.getLogger().level)
         uvloop.run(_Supervisor(assignment, address).run())
 
 
@@ -75,21 +75,22 @@ class _Supervisor:
             await self._end_all()
 
     async def _serve(self) -> None:
-        places = range(self._settings.processes)
-        started = await asyncio.gather(*(self._start() for _ in places))
+        places = [replace(self._assignment, place=place) for place in range(self._settings.processes)]
+        started = await asyncio.gather(*map(self._start, places))
         complaints = [sentence for _, sentences in started for sentence in sentences]
         if complaints and not self._stopping.is_set():
             raise ConfigurationError(*dict.fromkeys(complaints))
         if not self._stopping.is_set():
             announce(self._address)
-        await asyncio.gather(*(self._keep(child) for child, _ in started))
+        await asyncio.gather(*(self._keep(child, place) for (child, _), place in zip(started, places, strict=True)))
 
-    async def _keep(self, child: Process) -> None:
+    async def _keep(self, child: Process, place: Assignment) -> None:
         """Whenever ``child`` dies, start another in its place."""
         pause = FIRST_PAUSE
         while True:
             begun = time.monotonic()
             status = await self._end_of(child)
+            bury(place.figures)
             if self._stopping.is_set():
                 return
             pause = FIRST_PAUSE if time.monotonic() - begun > STEADY_SECONDS else pause
@@ -97,11 +98,11 @@ class _Supervisor:
             if await self._stops_within(pause):
                 return
             pause = min(2 * pause, LONGEST_PAUSE)
-            child, complaints = await self._start()
+            child, complaints = await self._start(place)
             for sentence in complaints:
                 log.error("a process of the router cannot start: %s", sentence)
 
-    async def _start(self) -> tuple[Process, list[str]]:
+    async def _start(self, place: Assignment) -> tuple[Process, list[str]]:
         """A child that serves, or one that is about to end and has said why."""
         child = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -109,12 +110,11 @@ class _Supervisor:
             "schedloom.router.processes.child",
             stdin=PIPE,
             stdout=PIPE,
-            env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self._assignment.figures)},
         )
         self._children.add(child)
         assert child.stdin is not None and child.stdout is not None
         with contextlib.suppress(OSError):
-            child.stdin.write(pickle.dumps(self._assignment))
+            child.stdin.write(pickle.dumps(place))
             await child.stdin.drain()
         said = await child.stdout.readline()
         if self._stopping.is_set():
@@ -125,7 +125,6 @@ class _Supervisor:
     async def _end_of(self, child: Process) -> int:
         status = await child.wait()
         self._children.discard(child)
-        mark_process_dead(child.pid, str(self._assignment.figures))  # type: ignore[no-untyped-call]
         return status
 
     async def _stops_within(self, seconds: float) -> bool:
