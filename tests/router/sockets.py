@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -47,6 +50,31 @@ async def raw_server(handler: Handler) -> AsyncIterator[str]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks)
+
+
+@asynccontextmanager
+async def router_process(
+    prefillers: Sequence[str], decoders: Sequence[str], *options: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A router that runs by itself, and the address at which it serves."""
+    engines = [
+        *(word for url in prefillers for word in ("--prefill", url)),
+        *(word for url in decoders for word in ("--decode", url)),
+    ]
+    program = "import typer, schedloom.router.commands as c; typer.run(c.route)"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, *engines, "--port", "0", *options, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+        match = re.search(r"http://\S+", line)
+        assert match is not None, line
+        yield process, match[0]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
 
 
 async def _handled(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

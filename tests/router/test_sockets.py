@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -22,7 +19,7 @@ from schedloom.router.app import RouterApp
 from schedloom.router.serve import listen, run
 from schedloom.router.settings import router_settings
 from tests.router.fakes import BROKEN, EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
-from tests.router.sockets import asgi, served
+from tests.router.sockets import asgi, router_process, served
 
 pytestmark = pytest.mark.anyio
 
@@ -194,20 +191,11 @@ def test_no_engine_is_told() -> None:
 
 
 @asynccontextmanager
-async def router_process(town: Town, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    urls = [worker.origin for worker in town.app.fleet.workers]
-    engines = ["--prefill", urls[0], "--decode", urls[1], "--decode", urls[2]]
-    program = "import typer, schedloom.router.commands as c; typer.run(c.route)"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, *engines, "--port", "0", *options, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    line = (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
-    match = re.search(r"http://\S+", line)
-    assert match is not None, line
-    yield process, match[0]
-    assert await asyncio.wait_for(process.wait(), 20) == 0
-    await process.communicate()
+async def process_in_front(town: Town, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    p, *decoders = [worker.origin for worker in town.app.fleet.workers]
+    async with router_process([p], decoders, *options) as (process, address):
+        yield process, address
+        assert await asyncio.wait_for(process.wait(), 20) == 0
 
 
 async def test_the_process_says_when_it_is_ready_and_ends_when_told(town: Town) -> None:
@@ -215,7 +203,7 @@ async def test_the_process_says_when_it_is_ready_and_ends_when_told(town: Town) 
     for engine in town.decoders:
         engine.script = [Answer(200, EVENTS, [event_bytes(WORD), gate, event_bytes(FINISH), event_bytes("[DONE]")])]
     async with (
-        router_process(town, "--enable-decoder-append-prefill") as (process, address),
+        process_in_front(town, "--enable-decoder-append-prefill") as (process, address),
         httpx2.AsyncClient(base_url=address, timeout=20) as client,
     ):
         assert (await client.get("/ready")).status_code == 200
@@ -236,7 +224,7 @@ async def test_what_outlasts_the_grace_ends_in_an_error_event(town: Town, tmp_pa
     for engine in town.decoders:
         engine.script = [Answer(200, EVENTS, [event_bytes(WORD), asyncio.Event()])]
     async with (
-        router_process(town, "--config", str(path)) as (process, address),
+        process_in_front(town, "--config", str(path)) as (process, address),
         httpx2.AsyncClient(base_url=address, timeout=20) as client,
     ):
         request = asyncio.create_task(client.post("/v1/completions", json=STREAM))
