@@ -26,6 +26,7 @@ from schedloom.router.transfer.protocol import Passage, Resumption, Transfer
 from schedloom.router.transfer.pull import PullTransfer
 from schedloom.router.transfer.pull_back import PullBack
 from schedloom.router.transfer.push import PushTransfer
+from schedloom.router.transfer.terms import Terms
 from schedloom.router.upstream import TooLate, Upstream
 
 log = logging.getLogger(__name__)
@@ -54,15 +55,18 @@ class Attempts:
         self._budget = RetryBudget(clock)
         self._selection = selection
         self._dispatcher = Dispatcher(upstream, lessons, suspect, settings, metrics)
+        terms = Terms(settings.transfer_keys, metrics, suspect)
         pull_back = None
         if settings.pulls_back:
             tokens = Tokens(upstream, fleet, settings, metrics)
-            pull_back = PullBack(fleet, tokens, clock, settings.session_capacity, settings.handoff_timeout_seconds)
+            pull_back = PullBack(
+                fleet, tokens, terms, clock, settings.session_capacity, settings.handoff_timeout_seconds
+            )
         self.callbacks = Callbacks(callback_origin(settings), settings.handoff_timeout_seconds)
         self._transfers: dict[Mode, Transfer] = {
-            Mode.PULL: PullTransfer(self._dispatcher, selection.decoder, pull_back),
+            Mode.PULL: PullTransfer(self._dispatcher, selection.decoder, terms, pull_back),
             Mode.PUSH: PushTransfer(self._dispatcher, selection.decoder),
-            Mode.LAYERWISE: LayerwiseTransfer(self._dispatcher, self.callbacks),
+            Mode.LAYERWISE: LayerwiseTransfer(self._dispatcher, self.callbacks, terms),
         }
 
     def append(self, call: Call, reply: Reply, target: Target) -> Awaitable[Outcome]:

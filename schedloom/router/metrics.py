@@ -64,6 +64,9 @@ class Metrics:
         self.session_store_errors = self._counter(
             "session_store_errors", "Questions to the store of sessions that it failed to answer."
         )
+        self.transfer_refusals = self._counter(
+            "transfer_refusals", "Transfer parameters of an engine that were not passed on.", "engine"
+        )
         self.policy_errors = self._counter("policy_errors", "Exceptions in policies.", "policy")
         self.tokenizing = self._seconds("tokenize_seconds", "What it cost to have a prompt tokenized for routing.")
         self._first_byte = self._durations(

@@ -152,6 +152,9 @@ class RouterSettings(ChoosingSettings):
     """How long an engine may take to answer that, or to tokenize a prompt."""
     start_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
     """How long a start waits for engines (`--wait`)."""
+    transfer_keys: list[str] = []
+    """Further keys that the engines' transfer parameters may have, beside those of vLLM 0.32 and vllm-ascend 0.30; what
+    has any other key is not passed on from one engine to another."""
     callback_url: EngineUrl | None = None
     """Where engines reach this router, for those that ask it for prefills; without one `host` and `port`."""
     shutdown_grace_seconds: Seconds = 30.0

@@ -48,7 +48,7 @@ class PullingPrefiller(FakeEngine):
         parameters, tokens = seen.body["kv_transfer_params"], tokens_of(seen.body)
         number = parameters["remote_block_ids"]
         if number is not None:
-            count = parameters["remote_num_tokens"]
+            count, number = parameters["remote_num_tokens"], number[0][0]
             if self.fleet.kept.pop(number)[:count] != tokens[:count]:
                 self.fleet.wrongs.append("the Prefiller took KV of other tokens for its prompt's")
             self.fleet.pulled.append(count)
@@ -100,7 +100,7 @@ class KeepingDecoder(FakeEngine):
         return {
             "do_remote_prefill": False,
             "do_remote_decode": True,
-            "remote_block_ids": number,
+            "remote_block_ids": [[number]],
             "remote_engine_id": "d",
             "remote_request_id": f"r{number}",
             "remote_host": "10.0.0.8",

@@ -310,7 +310,8 @@ class LayerwiseEngine(Engine):
 
     async def _ask(self, request_id: str, address: str) -> None:
         await asyncio.sleep(self.random.choice([0, 0.002, 1]))
-        body = {"request_id": f"cmpl-{request_id}-0", "do_remote_decode": True, "remote_engine_id": self.engine_id}
+        body = {"request_id": f"cmpl-{request_id}-0", "do_remote_decode": True}
+        body |= {"remote_engine_id": self.engine_id, "remote_host": "10.0.0.1", "remote_port": 5600}
         await Client(Town.now.app).post(f"/{address.split('/', 3)[3]}", body)
 
     async def _prefill(self, exchange: Exchange) -> None:

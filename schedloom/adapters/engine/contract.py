@@ -78,9 +78,14 @@ def connectors_of(transfer: Any) -> dict[str, dict[str, Any]]:
 
 
 def _endpoints(engine_id: str, parallel: Any) -> list[KvEndpoint]:
-    """As NIXL has them: engine cores of several ranks put their rank behind the engine id, and add it to the port."""
+    """As NIXL has them: engine cores of several ranks put their rank behind the engine id, and add it to the port.
+
+    Empty where some may run on other machines, whose hosts are not known here.
+    """
     from vllm import envs
 
+    if _may_run_elsewhere(parallel):
+        return []
     first, several = parallel.data_parallel_index, parallel.data_parallel_size > 1
     return [
         KvEndpoint(
@@ -92,6 +97,11 @@ def _endpoints(engine_id: str, parallel: Any) -> list[KvEndpoint]:
         )
         for rank in range(first, first + _reachable_ranks(parallel))
     ]
+
+
+def _may_run_elsewhere(parallel: Any) -> bool:
+    is_spread: bool = parallel.data_parallel_size > 1 and parallel.data_parallel_backend == "ray"
+    return is_spread or _reachable_ranks(parallel) > max(1, int(parallel.data_parallel_size_local))
 
 
 def _pinned_seconds(nixl: dict[str, Any]) -> float | None:

@@ -166,8 +166,14 @@ class SimulatedUpstream:
     def _excuse(self, request: UpstreamRequest) -> None:
         """A Prefiller whose Decoder cannot be reached keeps its KV to the end of the lease."""
         parameters = json.loads(request.body).get("kv_transfer_params") or {}
-        if "from" in parameters:
-            self.engines[parameters["from"]].leases.pop(parameters["id"], None)
+        if "remote_block_ids" in parameters:
+            source, _ = self._source(parameters)
+            source.leases.pop(parameters["remote_request_id"], None)
+
+    def _source(self, parameters: Any) -> tuple[SimulatedEngine, int]:
+        """The Prefiller that keeps the KV, and the life in which it does."""
+        origin, _, life = parameters["remote_engine_id"].rpartition("#")
+        return self.engines[origin], int(life)
 
     async def _answer(self, engine: SimulatedEngine, request: UpstreamRequest, body: Any) -> SimulatedResponse:
         for fault, status in (("error", 500), ("full", 503), ("client_error", 400)):
@@ -189,19 +195,19 @@ class SimulatedUpstream:
         if engine.happens("no_parameters"):
             return _whole({"kv_transfer_params": None})
         engine.leases[request_id] = self._now() + LEASE
-        source = {"from": engine.origin, "id": request_id, "life": engine.lives, "tokens": tokens}
-        return _whole({"kv_transfer_params": source})
+        source = {"remote_engine_id": f"{engine.origin}#{engine.lives}", "remote_request_id": request_id}
+        return _whole({"kv_transfer_params": source | {"remote_block_ids": [tokens]}})
 
     def _take_over(self, body: Any) -> None:
         """A Decoder that sees a hand-over, whatever becomes of it, lets the Prefiller go."""
         parameters = body.get("kv_transfer_params") or {}
-        if "from" not in parameters:
+        if "remote_block_ids" not in parameters:
             return
-        source = self.engines[parameters["from"]]
-        expiry = source.leases.pop(parameters["id"], None)
-        if source.lives == parameters["life"] and (expiry is None or expiry < self._now()):
+        source, life = self._source(parameters)
+        expiry = source.leases.pop(parameters["remote_request_id"], None)
+        if source.lives == life and (expiry is None or expiry < self._now()):
             self.ledger.wrongs.append(f"{_label(body)}: KV pulled twice, or after its lease")
-        if parameters["tokens"] != _tokens(body):
+        if parameters["remote_block_ids"] != [_tokens(body)]:
             self.ledger.wrongs.append(f"{_label(body)}: KV of another prompt")
 
     def _decode(self, engine: SimulatedEngine, session: str, body: Any) -> SimulatedResponse:
@@ -232,7 +238,10 @@ class SimulatedUpstream:
         ticket = Ticket.read(extra[RESUME_KEY]) if RESUME_KEY in extra else None
         if ticket is None:
             return []
-        if ticket.prompt_digest != digest(_prompt(_label(body))) or "from" not in (body["kv_transfer_params"]):
+        if (
+            ticket.prompt_digest != digest(_prompt(_label(body)))
+            or "remote_block_ids" not in (body["kv_transfer_params"])
+        ):
             self.ledger.wrongs.append(f"{_label(body)}: a ticket that does not fit")
         return list(ticket.output)
 

@@ -12,18 +12,21 @@ from typing import Any
 
 from schedloom.router.dispatch import Dispatcher
 from schedloom.router.failures import Failure
+from schedloom.router.fleet import Target
 from schedloom.router.relay import Outcome
 from schedloom.router.transfer.background import Background, stopped
 from schedloom.router.transfer.callbacks import Callbacks, Parameters
 from schedloom.router.transfer.protocol import Passage
+from schedloom.router.transfer.terms import Terms
 from schedloom.router.upstream import TooLate
 
 
 class LayerwiseTransfer:
     """A prefill that a Decoder has asked for is finished, whoever leaves: the Decoder keeps room for it until then."""
 
-    def __init__(self, dispatcher: Dispatcher, callbacks: Callbacks) -> None:
+    def __init__(self, dispatcher: Dispatcher, callbacks: Callbacks, terms: Terms) -> None:
         self._dispatcher = dispatcher
+        self._terms = terms
         self._callbacks = callbacks
         self._background = Background()
 
@@ -35,7 +38,7 @@ class LayerwiseTransfer:
             dispatch.timeouts = self._dispatcher.for_one_that_waits
             generate = self._dispatcher.generate(call, passage.reply, dispatch, passage.decision)
             decode = self._background.keep(generate)
-            prefill = self._background.keep(self._prefill(passage, expected.parameters))
+            prefill = self._background.keep(self._prefill(passage, target, expected.parameters))
             return await self._both(prefill, decode, passage)
 
     async def _both(self, prefill: asyncio.Task[None], decode: asyncio.Task[Outcome], passage: Passage) -> Outcome:
@@ -53,9 +56,9 @@ class LayerwiseTransfer:
         finally:
             decode.cancel()
 
-    async def _prefill(self, passage: Passage, asked: asyncio.Future[Parameters]) -> None:
+    async def _prefill(self, passage: Passage, target: Target, asked: asyncio.Future[Parameters]) -> None:
         """Once more, perhaps elsewhere, when it fails: any Prefiller can write to the Decoder that waits."""
-        body = passage.call.prefill.body.for_prefiller(await asked)
+        body = passage.call.prefill.body.for_prefiller(self._terms.checked(await asked, target))
         send = functools.partial(self._send, passage, body)
         try:
             return await send()

@@ -14,6 +14,7 @@ from schedloom.router.relay import Outcome
 from schedloom.router.transfer.background import Background
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.pull_back import PullBack
+from schedloom.router.transfer.terms import Terms
 
 Choose = Callable[[Call], Target]
 
@@ -21,8 +22,11 @@ Choose = Callable[[Call], Target]
 class PullTransfer:
     """The Decoder is told by the Prefiller's own answer where the KV is."""
 
-    def __init__(self, dispatcher: Dispatcher, choose_anybody: Choose, pull_back: PullBack | None = None) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, choose_anybody: Choose, terms: Terms, pull_back: PullBack | None = None
+    ) -> None:
         self._dispatcher = dispatcher
+        self._terms = terms
         self._choose_anybody = choose_anybody
         self._pull_back = pull_back
         self._background = Background()
@@ -32,7 +36,8 @@ class PullTransfer:
         request_id, source = passage.request_id, passage.choose_prefiller()
         kept = await self._pull_back.recall(call, source) if self._pull_back is not None else None
         to_prefiller = self._to_prefiller(prefill, source, request_id, kept)
-        parameters = await self._dispatcher.prefill(prefill, to_prefiller, _parameters_in)
+        read = functools.partial(self._parameters_of, source)
+        parameters = await self._dispatcher.prefill(prefill, to_prefiller, read)
         target = passage.choose_decoder()
         turn = self._pull_back.turn(call, target) if self._pull_back is not None else None
         body = call.body.for_decoder(parameters, call.marks_for(target.worker), with_ids=turn is not None)
@@ -44,31 +49,31 @@ class PullTransfer:
             self._pull_back.remember(call, target, turn)
         return outcome
 
+    def _parameters_of(self, source: Target, answer: bytes) -> dict[str, Any]:
+        parameters = transfer_parameters(answer)
+        if parameters is None:
+            message = "The Prefiller answered without transfer parameters; it does not run as a KV producer."
+            raise Failure.own(502, message, "no_transfer_parameters")
+        return self._terms.checked(parameters, source)
+
     def _to_prefiller(self, call: Call, source: Target, request_id: str, kept: dict[str, Any] | None) -> Dispatch:
         body = call.body.for_prefiller(kept) if kept is not None else call.body.for_prefiller()
         dispatch = self._dispatcher.dispatch(call, source, request_id, body)
-        dispatch.on_late_answer = functools.partial(self._release, call, request_id)
+        dispatch.on_late_answer = functools.partial(self._release, call, source, request_id)
         return dispatch
 
-    def _release(self, call: Call, request_id: str, status: int, body: bytes) -> None:
+    def _release(self, call: Call, source: Target, request_id: str, status: int, body: bytes) -> None:
         """The Prefiller was done when its client left: a Decoder takes the KV over, or it would be kept to no
         end.
         """
         parameters = transfer_parameters(body) if status == 200 else None
         if parameters is not None:
-            self._background.start(self._take_over(call, request_id, parameters))
+            self._background.start(self._take_over(call, source, request_id, parameters))
 
-    async def _take_over(self, call: Call, request_id: str, parameters: dict[str, Any]) -> None:
+    async def _take_over(self, call: Call, source: Target, request_id: str, parameters: dict[str, Any]) -> None:
+        parameters = self._terms.checked(parameters, source)
         body, target = call.body.for_release(parameters), self._choose_anybody(call)
         await self._dispatcher.deliver(self._dispatcher.hand_over(call, target, request_id, body))
 
     async def close(self) -> None:
         await self._background.close()
-
-
-def _parameters_in(answer: bytes) -> dict[str, Any]:
-    parameters = transfer_parameters(answer)
-    if parameters is None:
-        message = "The Prefiller answered without transfer parameters; it does not run as a KV producer."
-        raise Failure.own(502, message, "no_transfer_parameters")
-    return parameters

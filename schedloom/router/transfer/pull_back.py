@@ -6,6 +6,7 @@ after it has been proved on token ids that the new prompt goes on where that tur
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from array import array
 from collections import OrderedDict
@@ -16,9 +17,11 @@ from typing import Any, Final
 from schedloom.core.routing import SessionOwner
 from schedloom.router.breaker import Clock
 from schedloom.router.call import Call
+from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet, Target
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tokens import Tokens
+from schedloom.router.transfer.terms import Terms
 from schedloom.router.transfer.turn import Turn
 
 STREAMS_TELL_SINCE: Final = (0, 33)
@@ -49,8 +52,11 @@ class KeptKv:
 class PullBack:
     """Remembers at most ``capacity`` sessions' last turns, each until its KV is fetched or about to expire."""
 
-    def __init__(self, fleet: Fleet, tokens: Tokens, clock: Clock, capacity: int, margin_seconds: float) -> None:
+    def __init__(
+        self, fleet: Fleet, tokens: Tokens, terms: Terms, clock: Clock, capacity: int, margin_seconds: float
+    ) -> None:
         self._fleet = fleet
+        self._terms = terms
         self._tokens = tokens
         self._clock = clock
         self._capacity = capacity
@@ -70,7 +76,13 @@ class PullBack:
         return Turn(asked=bool(asked)) if asked in (None, True) and _is_text(call) else None
 
     def remember(self, call: Call, target: Target, turn: Turn) -> None:
-        parameters, tokens = turn.parameters, turn.tokens
+        """What the Decoder tells against the terms is forgotten: its answer is the client's by now."""
+        if not turn.parameters:
+            return
+        with contextlib.suppress(Failure):
+            self._remember(call, target, self._terms.checked(turn.parameters, target), turn.tokens)
+
+    def _remember(self, call: Call, target: Target, parameters: dict[str, Any], tokens: Sequence[int]) -> None:
         count = parameters.get("remote_num_tokens")
         pinned = target.contract.kv_pinned_seconds
         if call.key is None or pinned is None or not isinstance(count, int) or not 0 < count <= len(tokens):

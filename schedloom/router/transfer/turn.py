@@ -46,8 +46,9 @@ class Turn:
         return event if self._asked else event_of(orjson.dumps(_without_ids(fields)))
 
     def _note(self, fields: dict[str, Any]) -> None:
-        if fields.get("kv_transfer_params"):
-            self.parameters = fields["kv_transfer_params"]
+        told = fields.get("kv_transfer_params")
+        if isinstance(told, dict) and told:
+            self.parameters = told
         for place in (fields, *(fields.get("choices") or ())):
             self._prompt = place.get("prompt_token_ids") or self._prompt
             self._output += place.get("token_ids") or ()

@@ -55,6 +55,19 @@ def test_where_its_connector_is_reached(model: Path, monkeypatch: pytest.MonkeyP
     assert ranks == [(f"{name}_dp2", 7002), (f"{name}_dp3", 7003)]
 
 
+@pytest.mark.parametrize(("size", "local", "backend"), [(4, 2, "mp"), (4, 0, "mp"), (2, 2, "ray")])
+def test_where_ranks_on_other_machines_are_reached_is_not_told(
+    model: Path, size: int, local: int, backend: str
+) -> None:
+    config = vllm_config(model)
+    config.kv_transfer_config = transfer("NixlConnector", {})
+    config.parallel_config.data_parallel_size = config.parallel_config.data_parallel_size_local = 2
+    assert len(describe_engine(config).kv_endpoints) == 2
+    config.parallel_config.data_parallel_size, config.parallel_config.data_parallel_size_local = size, local
+    config.parallel_config.data_parallel_backend = backend
+    assert describe_engine(config).kv_endpoints == []
+
+
 @pytest.mark.parametrize(
     ("endpoints", "ports"),
     [
