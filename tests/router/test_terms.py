@@ -40,8 +40,11 @@ NIXL: dict[str, Any] = {
     "remote_num_tokens": 40,
     "remote_blocks_expiry_time": None,
     "transfer_mode": "pull",
+    "remote_prefill_cached_tokens": 32,
 }
-"""As vLLM 0.32 has them in ``NixlPullConnectorScheduler.request_finished``."""
+"""As vLLM 0.32 has them in ``NixlPullConnectorScheduler.request_finished`` and in its scheduler; a real engine is held to
+them by tests/engines/test_pull_back.py.
+"""
 
 KEPT = NIXL | {"do_remote_prefill": False, "do_remote_decode": True, "remote_blocks_expiry_time": 12345.678}
 HYBRID = {key: value for key, value in MOONCAKE.items() if key not in ("remote_pcp_size", "remote_dcp_size")}

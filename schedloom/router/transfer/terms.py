@@ -94,13 +94,14 @@ _KNOWN: dict[str, _Check] = {
     **dict.fromkeys(("remote_port", "remote_te_rpc_port"), _is_port),
     **dict.fromkeys(("tp_size", "pp_size", "dcp_size", "remote_tp_size"), _is_size),
     **dict.fromkeys(("remote_ptp_size", "remote_pcp_size", "remote_dcp_size"), _is_size),
-    **dict.fromkeys(("remote_num_tokens", "remote_cached_tokens", "num_prompt_blocks", "last_token_id"), _is_count),
+    **dict.fromkeys(("remote_num_tokens", "remote_cached_tokens", "remote_prefill_cached_tokens"), _is_count),
+    **dict.fromkeys(("num_prompt_blocks", "last_token_id"), _is_count),
     **dict.fromkeys(("remote_block_ids", "token_ids"), _are_blocks),
     "remote_block_size": _are_counts,
     "remote_blocks_expiry_time": _is_instant,
     _NODES: _are_nodes,
 }
-"""What vLLM 0.32's NIXL connectors and vllm-ascend 0.30.0rc2's Mooncake connectors tell."""
+"""What vLLM 0.32 tells with its NIXL connectors, and vllm-ascend 0.30.0rc2 with its Mooncake connectors."""
 
 
 class Terms:
