@@ -42,9 +42,7 @@ NIXL: dict[str, Any] = {
     "transfer_mode": "pull",
     "remote_prefill_cached_tokens": 32,
 }
-"""As vLLM 0.32 has them in ``NixlPullConnectorScheduler.request_finished`` and in its scheduler; a real engine is held to
-them by tests/engines/test_pull_back.py.
-"""
+"""As vLLM 0.32 has them in its scheduler and in ``NixlPullConnector``'s; tests/engines/test_pull_back.py shows it."""
 
 KEPT = NIXL | {"do_remote_prefill": False, "do_remote_decode": True, "remote_blocks_expiry_time": 12345.678}
 HYBRID = {key: value for key, value in MOONCAKE.items() if key not in ("remote_pcp_size", "remote_dcp_size")}
@@ -138,10 +136,15 @@ def test_what_real_engines_tell_is_passed_on_as_it_is(which: str) -> None:
 def test_what_is_not_known_or_not_bounded_is_not_passed_on(
     key: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(Failure) as refused:
-        terms()[0].checked(NIXL | {key: value}, target())
+    (strict, _), source = terms(), target()
+    for before in (NIXL, NIXL | {"tp_size": 4}):
+        with pytest.raises(Failure) as refused:
+            strict.checked(NIXL | {key: value}, source)
+        if value == NIXL.get(key):
+            break
+        assert strict.checked(before, source)
     assert (refused.value.status, json.loads(refused.value.body)["error"]["code"]) == (502, "bad_transfer_parameters")
-    assert key in caplog.text and "prefiller-0" in caplog.text and len(caplog.text) < 500
+    assert key in caplog.text and "prefiller-0" in caplog.text and len(caplog.text) < 1000
     assert key not in refused.value.body.decode()
 
 
@@ -166,11 +169,20 @@ def test_an_engine_names_no_address_but_its_own(
     change: dict[str, Any], stranger: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (strict, suspects), source = terms(), target(kv_endpoints=ENDPOINTS)
+    assert strict.checked(NIXL, source) and strict.checked(NIXL, source)
     assert strict.checked(NIXL | {"remote_port": 5601}, source)
     with pytest.raises(Failure):
         strict.checked(NIXL | change, source)
     assert stranger in caplog.text and suspects == [source.worker]
     assert strict.checked(NIXL | change, target()), "where it does not tell its addresses any is its own"
+
+
+def test_what_was_its_own_address_is_so_no_more_when_its_contract_changes() -> None:
+    (strict, _), source = terms(), target()
+    assert strict.checked(NIXL, source)
+    source.worker.join(contract(Role.PRODUCER, kv_endpoints=ENDPOINTS[1:]))
+    with pytest.raises(Failure):
+        strict.checked(NIXL, source)
 
 
 def test_further_keys_can_be_configured_and_stay_bounded() -> None:
@@ -294,4 +306,4 @@ async def test_what_a_decoder_asks_for_goes_by_the_same_terms(bench: Make) -> No
     pair.d.script = [ask, ask]
     received = await asyncio.wait_for(router.client.chat(), 5)
     assert (received.status, received.json["error"]["code"]) == (502, "bad_transfer_parameters")
-    assert pair.p.seen == []
+    assert pair.p.seen == [] and len(pair.d.seen) == 1

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
-from schedloom.core.wire import KvEndpoint
+from schedloom.core.wire import EngineContract, KvEndpoint
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Target, Worker
 from schedloom.router.metrics import Metrics
@@ -21,6 +22,7 @@ _LONGEST: Final = 512
 _MOST_BLOCKS: Final = 2**20
 _MOST_GROUPS: Final = 1024
 _MOST_NODES: Final = 4096
+_MOST_KNOWN: Final = 4096
 _SHOWN: Final = 64
 
 
@@ -104,6 +106,30 @@ _KNOWN: dict[str, _Check] = {
 """What vLLM 0.32 tells with its NIXL connectors, and vllm-ascend 0.30.0rc2 with its Mooncake connectors."""
 
 
+_OF_REQUESTS: Final = frozenset(
+    {key for key, check in _KNOWN.items() if check in (_are_blocks, _is_count, _is_instant)}
+    | {"remote_request_id", "request_id"}
+)
+"""What is different for every request."""
+
+
+class _Known(NamedTuple):
+    """What one rank told last: most of it it tells every time."""
+
+    contract: EngineContract
+    keys: tuple[str, ...]
+    get: Callable[[Parameters], tuple[Any, ...]]
+    values: tuple[Any, ...]
+    of_requests: tuple[tuple[str, _Check], ...]
+
+    def stand(self, parameters: Parameters, contract: EngineContract) -> bool:
+        """Whether ``parameters`` tell the same, and of their request nothing that is out of bounds."""
+        stand = contract is self.contract and tuple(parameters) == self.keys and self.get(parameters) == self.values
+        for key, check in self.of_requests if stand else ():
+            stand = stand and check(parameters[key])
+        return stand
+
+
 class Terms:
     """Holds engines to them. ``more_keys`` are of engines that tell more; ``suspect`` is called with an engine that
     names an address which is not its own: it may have been restarted elsewhere.
@@ -113,16 +139,33 @@ class Terms:
         self._checks = {**dict.fromkeys(more_keys, _is_anything_small), **_KNOWN}
         self._metrics = metrics
         self._suspect = suspect
+        self._known: dict[Target, _Known] = {}
 
     def checked(self, parameters: Parameters, source: Target) -> Parameters:
         """``parameters`` that ``source`` told. Raises Failure (502) for those that no engine is to be told."""
+        known = self._known.get(source)
+        if known is not None and known.stand(parameters, source.contract):
+            return parameters
         complaint = self._misfit(parameters) or self._stranger(parameters, source)
         if complaint is None:
+            self._remember(parameters, source)
             return parameters
         log.warning("%s told transfer parameters that are not passed on: %s", source.name, complaint)
         self._metrics.transfer_refusals.labels(source.name).inc()
         message = "An engine told transfer parameters that are not passed on; the router's log says why."
-        raise Failure.own(502, message, "bad_transfer_parameters")
+        failure = Failure.own(502, message, "bad_transfer_parameters")
+        failure.culprit = source.worker
+        raise failure
+
+    def _remember(self, parameters: Parameters, source: Target) -> None:
+        lasting = [key for key in parameters if key not in _OF_REQUESTS]
+        if len(lasting) < 2:
+            return
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        of_requests = tuple((key, self._checks[key]) for key in parameters if key in _OF_REQUESTS)
+        get = itemgetter(*lasting)
+        self._known[source] = _Known(source.contract, tuple(parameters), get, get(parameters), of_requests)
 
     def _misfit(self, parameters: Parameters) -> str | None:
         checks = self._checks
