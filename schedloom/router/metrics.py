@@ -110,7 +110,7 @@ class Metrics:
         now = time.perf_counter()
         self._first_byte.took((reply.decision or "none",), now - at)
         if reply.asked_at is not None and reply.status == 200:
-            self._legs.took(_APPEND if reply.decision == Leg.APPEND.value else _DECODE, now - reply.asked_at)
+            self._legs.took(_APPEND if reply.decision == _APPEND[0] else _DECODE, now - reply.asked_at)
 
     def prefilled(self, asked_at: float) -> None:
         """A Prefiller that was asked at an instant of the performance counter has answered."""
