@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from schedloom import __version__
 from schedloom.core.composition import compose
 from schedloom.core.registry import Registry
+from schedloom.router.arrivals import Arrivals
 from schedloom.router.attempts import Attempts
 from schedloom.router.breaker import Clock
 from schedloom.router.client import HttpUpstream
@@ -80,7 +81,8 @@ class RouterApp:
             self._attempts, self.fleet, self.sessions, policies, selection, excuses, tokens, self.metrics, settings
         )
         gate = Gate(settings.max_in_flight, settings.max_waiting, settings.waiting_timeout_seconds)
-        self._standing = Standing(self.fleet, gate, self.metrics)
+        self.arrivals = Arrivals(gate.room)
+        self._standing = Standing(self.fleet, lambda: gate.waiting + len(self.arrivals), self.metrics)
         deadlines = Deadlines(settings.request_timeout_seconds)
         traces = None if settings.traces is None else Traces(settings.traces, chance)
         names = SessionNames(settings.session_names) if settings.session_names else None

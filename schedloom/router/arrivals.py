@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -35,10 +36,14 @@ class Arrivals:
     the time.
     """
 
-    def __init__(self, room: Callable[[], int]) -> None:
+    def __init__(self, room: Callable[[], int] = lambda: sys.maxsize) -> None:
         self._room = room
         self._begun = 0
         self._held: OrderedDict[Arrival, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many are held."""
+        return len(self._held)
 
     def may_begin(self) -> bool:
         """Whether another may begin in this round, of which it then is one."""

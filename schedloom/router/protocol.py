@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -39,7 +38,7 @@ class Limits(NamedTuple):
     """Sizes in bytes, times in seconds. ``idle_seconds`` is how long a connection is kept without a request.
 
     What engines would serve and ``may_come`` has no room for is refused (503) for a fifth of what it costs to serve it;
-    then ``on_refused`` is called. ``room`` tells how many more may come.
+    then ``on_refused`` is called. ``arrivals`` are those of one server.
     """
 
     max_header_bytes: int = 64 * 1024
@@ -47,7 +46,7 @@ class Limits(NamedTuple):
     body_seconds: float = 30.0
     idle_seconds: float = 5.0
     may_come: Callable[[], bool] = lambda: True
-    room: Callable[[], int] = lambda: sys.maxsize
+    arrivals: Arrivals | None = None
     on_refused: Callable[[], None] = lambda: None
 
 
@@ -62,7 +61,7 @@ class Clients:
         self.connections: set[ClientConnection] = set()
         self.under_way: set[ClientExchange] = set()
         self.outbox = Outbox()
-        self.arrivals = Arrivals(limits.room)
+        self.arrivals = Arrivals() if limits.arrivals is None else limits.arrivals
         self.leaving = False
 
     def leave(self) -> None:

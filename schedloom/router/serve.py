@@ -104,7 +104,7 @@ def limits_of(settings: RouterSettings, app: RouterApp) -> Limits:
         settings.header_timeout_seconds,
         settings.body_timeout_seconds,
         may_come=app.door.gate.may_come,
-        room=app.door.gate.room,
+        arrivals=app.arrivals,
         on_refused=lambda: app.metrics.ended("", "shed"),
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from schedloom.router.fleet import Fleet, Health, Worker
-from schedloom.router.gate import Gate
 from schedloom.router.metrics import Metrics
 
 PUBLISHED_EVERY_SECONDS: Final = 1.0
@@ -17,9 +17,9 @@ class Standing:
     publishes its own again and again.
     """
 
-    def __init__(self, fleet: Fleet, gate: Gate, metrics: Metrics) -> None:
+    def __init__(self, fleet: Fleet, waiting: Callable[[], int], metrics: Metrics) -> None:
         self._fleet = fleet
-        self._gate = gate
+        self._waiting = waiting
         self._metrics = metrics
         self._publishing: asyncio.Task[None] | None = None
         metrics.on_asked = self.publish
@@ -42,7 +42,7 @@ class Standing:
 
     def publish(self) -> None:
         self._metrics.load.set(self._metrics.in_flight)
-        self._metrics.waiting.set(self._gate.waiting)
+        self._metrics.waiting.set(self._waiting())
         for worker in self._fleet.workers:
             self._publish_engine(worker)
 

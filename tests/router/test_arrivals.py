@@ -14,6 +14,8 @@ import pytest
 from schedloom.router.arrivals import Arrivals
 from schedloom.router.protocol import ClientConnection, Limits
 from schedloom.router.server import Server
+from tests.router.conftest import Make
+from tests.router.fakes import decoder, prefiller
 from tests.router.sockets import served
 from tests.router.test_server import echo
 
@@ -274,3 +276,13 @@ async def test_whoever_leaves_while_held_is_forgotten(monkeypatch: pytest.Monkey
     await asyncio.sleep(0.05)
     assert not held
     await server.stop(0)
+
+
+async def test_who_is_held_is_counted_among_those_who_wait(bench: Make) -> None:
+    router = await bench(prefiller(), decoder())
+    crowd = Crowd(2, PLENTY)
+    for comer in crowd.comers:
+        router.app.arrivals.hold(comer)
+    await router.client.get("/metrics")
+    assert router.count("waiting") == 2
+    router.app.arrivals.empty()
