@@ -123,7 +123,7 @@ class Town:
         self.decoders = [self._engine(f"d{number}", Role.CONSUMER) for number in range(2)]
 
     def _engine(self, name: str, role: Role) -> Engine:
-        endpoints = [KvEndpoint(engine_id=name, host="10.0.0.1", port=5600)]
+        endpoints = [KvEndpoint(engine_id=name, host="10.0.0.1", port=5600)] if self.mode == "push" else []
         said = contract(role, kv_connectors=[CONNECTORS[self.mode]], kv_endpoints=endpoints)
         return Engine(f"http://{name}:1", said, mode=self.mode, town=self)
 
