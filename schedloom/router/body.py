@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 
@@ -114,7 +114,7 @@ class GenerationBody:
     def token_ids(self) -> list[int] | None:
         """The prompt's, where the client sent it as such."""
         prompt = self.fields.get("prompt")
-        return prompt if isinstance(prompt, list) and _are_token_ids(prompt) else None
+        return prompt if are_token_ids(prompt) else None
 
     def follows_up(self) -> bool:
         """Whether an answer stands in what is asked, or is referred to."""
@@ -206,9 +206,10 @@ def _is_splittable(fields: dict[str, Any]) -> bool:
     return not (several or of_the_prompt or unusual)
 
 
-def _are_token_ids(prompt: list[Any]) -> bool:
+def are_token_ids(value: Any) -> TypeGuard[list[int]]:
+    """Whether it is a list of some, and of nothing else."""
     try:
-        return len(array("I", prompt)) > 0
+        return isinstance(value, list) and len(array("I", value)) > 0
     except (TypeError, OverflowError):
         return False
 

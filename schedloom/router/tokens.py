@@ -6,6 +6,7 @@ import time
 
 import orjson
 
+from schedloom.router.body import are_token_ids
 from schedloom.router.call import Call
 from schedloom.router.fleet import Fleet
 from schedloom.router.metrics import Metrics
@@ -46,7 +47,7 @@ class Tokens:
         finally:
             self._metrics.tokenizing.observe(time.perf_counter() - begun)
         tokens = parsed(answer).get("tokens")
-        return tokens if isinstance(tokens, list) else None
+        return tokens if are_token_ids(tokens) else None
 
     async def _asked(self, call: Call) -> bytes:
         fields = {key: call.body.fields[key] for key in _KEYS if key in call.body.fields}

@@ -138,6 +138,25 @@ async def test_kv_is_not_pulled_when_it_is_about_to_expire(bench: Make) -> None:
     assert fleet.pulled == []
 
 
+@pytest.mark.parametrize("tokens", [[1, -1] * 40, [1, "a"] * 40, [1, None] * 40, [1, 2**70] * 40])
+async def test_what_are_no_token_ids_goes_on_where_no_turn_ended(bench: Make, tokens: list[Any]) -> None:
+    """Of a client's prompt or of an engine's answers."""
+    fleet = Fleet()
+    router = await started(bench, fleet)
+    turns: list[str | list[Any]] = ["hello", tokens]
+    for prompt in turns:
+        answered = await router.client.post("/v1/completions", {"prompt": prompt}, {"X-Session-ID": "s"})
+        assert (answered.status, answered.decision) == (200, "pd")
+    honest = fleet.d._streamed
+
+    def told(seen: Any, prompt: Any, output: Any, kept: Any, ids: bool) -> Any:
+        return honest(seen, tokens, output, kept, ids)
+
+    fleet.d._streamed = told  # type: ignore[assignment,method-assign]
+    assert (await router.client.chat("t", messages=HELLO, stream=True)).status == 200
+    assert fleet.pulled == [] and router.count("requests_total", route="pd", outcome="failed") == 0
+
+
 async def test_a_restarted_decoder_kept_nothing(bench: Make) -> None:
     fleet = Fleet()
     router = await started(bench, fleet)

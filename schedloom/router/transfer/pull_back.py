@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from schedloom.core.routing import SessionOwner
+from schedloom.router.body import are_token_ids
 from schedloom.router.breaker import Clock
 from schedloom.router.call import Call
 from schedloom.router.failures import Failure
@@ -77,10 +78,11 @@ class PullBack:
 
     def remember(self, call: Call, target: Target, turn: Turn) -> None:
         """What the Decoder tells against the terms is forgotten: its answer is the client's by now."""
-        if not turn.parameters:
+        tokens = turn.tokens
+        if not (turn.parameters and are_token_ids(tokens)):
             return
         with contextlib.suppress(Failure):
-            self._remember(call, target, self._terms.checked(turn.parameters, target), turn.tokens)
+            self._remember(call, target, self._terms.checked(turn.parameters, target), tokens)
 
     def _remember(self, call: Call, target: Target, parameters: dict[str, Any], tokens: Sequence[int]) -> None:
         count = parameters.get("remote_num_tokens")
