@@ -60,7 +60,7 @@ class Metrics:
         self.continuations = self._counter(
             "continuations", "Requests that an engine handed back, by what became of them.", "result"
         )
-        self.retries = self._counter("retries", "Second and further tries, each through a Prefiller and a Decoder or on one Decoder alone.")
+        self.retries = self._counter("retries", "Second and further tries of requests.")
         self.session_store_errors = self._counter(
             "session_store_errors", "Questions to the store of sessions that it failed to answer."
         )
