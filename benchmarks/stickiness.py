@@ -102,6 +102,9 @@ class ModelUpstream:
         self.engines = {engine.origin: engine for engine in engines}
         self.rule = UsablePrefixRule()
 
+    def forget(self, origin: str) -> None:
+        return None
+
     async def close(self) -> None:
         return None
 

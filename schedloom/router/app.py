@@ -16,6 +16,7 @@ from schedloom.core.registry import Registry
 from schedloom.router.arrivals import Arrivals
 from schedloom.router.attempts import Attempts
 from schedloom.router.breaker import Clock
+from schedloom.router.changes import Changes
 from schedloom.router.client import HttpUpstream
 from schedloom.router.deadlines import Deadlines
 from schedloom.router.dialect import DIALECTS
@@ -34,6 +35,7 @@ from schedloom.router.openapi import MODEL_PATH, MODELS_PATH, OPENAPI_PATH, open
 from schedloom.router.patience import PatientSessions
 from schedloom.router.pipeline import Pipeline
 from schedloom.router.reply import JSON, Reply
+from schedloom.router.roster import Roster
 from schedloom.router.selection import Excuses, Selection, View
 from schedloom.router.sessions import MemorySessions, SessionsAtHand, SessionStore
 from schedloom.router.settings import RouterSettings
@@ -48,8 +50,8 @@ from schedloom.router.upstream import Upstream
 class RouterApp:
     """Everything a router is made of, put together.
 
-    ``start`` and ``close`` belong around its use as an ASGI application. Raises ConfigurationError for
-    policies that cannot be composed.
+    ``start`` and ``close`` belong around its use as an ASGI application. ``roster`` names the engines. Raises
+    ConfigurationError for policies that cannot be composed.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class RouterApp:
         chance: Random | None = None,
         metrics: Metrics | None = None,
         registry: Registry | None = None,
+        roster: Roster | None = None,
     ) -> None:
-        self.fleet = build_fleet(settings.workers, clock)
+        self.roster = roster or Roster(settings.workers)
+        self.fleet = build_fleet(self.roster, clock)
         self.metrics = metrics or Metrics()
         self.sessions = self._kept(sessions, settings, clock)
         self._upstream = upstream or HttpUpstream(settings.connect_timeout_seconds)
@@ -74,6 +78,9 @@ class RouterApp:
         lessons = Lessons(policies, excuses, view)
         self._attempts = Attempts(
             self._upstream, self.fleet, selection, lessons, self.membership.suspect, settings, self.metrics, clock
+        )
+        self._changes = Changes(
+            self.fleet, self.roster, self.membership, self._upstream, self._attempts.need, settings, clock
         )
         reads_tokens = any(policy.reads_tokens for policy in policies.policies)
         tokens = Tokens(self._upstream, self.fleet, settings, self.metrics) if reads_tokens else None
@@ -108,7 +115,12 @@ class RouterApp:
         """Take no new requests; those under way go on."""
         self.door.draining = True
 
+    def renew(self) -> None:
+        """Make the fleet what the roster says by now."""
+        self._changes.apply()
+
     async def close(self) -> None:
+        await self._changes.close()
         if self._events is not None:
             await self._events.close()
         await self._standing.close()

@@ -51,6 +51,8 @@ class Attempts:
         clock: Clock,
     ) -> None:
         self._fleet = fleet
+        self._beginning: dict[Effort, Reply] = {}
+        self._resuming: set[Effort] = set()
         self._metrics = metrics
         self._budget = RetryBudget(clock)
         self._selection = selection
@@ -77,35 +79,53 @@ class Attempts:
 
     def decode(self, call: Call, reply: Reply, target: Target | None = None) -> Awaitable[Outcome]:
         """Have one Decoder do everything."""
-        return self._until_served(functools.partial(self._decode, call, reply), Effort(), target, needed=1)
+        if target is None:
+            self._fleet.require_decoder()
+        return self._until_served(functools.partial(self._decode, call, reply), reply, Effort(), target, needed=1)
 
     def prefill_decode(
-        self, call: Call, reply: Reply, decision: str, target: Target | None = None, effort: Effort | None = None
+        self,
+        call: Call,
+        reply: Reply,
+        decision: str,
+        target: Target | None = None,
+        effort: Effort | None = None,
+        has_begun: bool = False,
     ) -> Awaitable[Outcome]:
-        """Have a Prefiller compute the prompt's KV, and a Decoder take it and answer."""
+        """Have a Prefiller compute the prompt's KV, and a Decoder take it and answer. A request that ``has_begun``
+        another way may go by engines that drain.
+        """
+        if not has_begun:
+            self._fleet.require_both()
         serve = functools.partial(self._pass, call, reply, decision)
-        return self._until_served(serve, effort or Effort(), target, needed=A_PASS)
+        return self._until_served(serve, reply, effort or Effort(), target, needed=A_PASS)
 
-    async def _until_served(self, serve: _Serve, effort: Effort, target: Target | None, needed: int) -> Outcome:
+    async def _until_served(
+        self, serve: _Serve, reply: Reply, effort: Effort, target: Target | None, needed: int
+    ) -> Outcome:
         """What fails before any output is tried again where that may help, within the work that one request may cause:
         by others, as far as the budget for second tries reaches, or with a fresh prefill, once, when the hand-over came
         too late for the Prefiller's lease.
         """
         self._budget.count_request()
-        while True:
-            try:
-                return await serve(effort, target)
-            except TooLate:
-                if effort.was_late or effort.left < needed:
-                    raise Failure.own(*TOO_LATE) from None
-                effort.came_late()
-                log.warning("a Decoder was not reached in time; the prefill is repeated")
-            except Failure as failure:
-                effort.failed(failure)
-                if not (failure.may_pass and self._may_help(effort, needed) and self._budget.take()):
-                    raise
-            self._metrics.retries.inc()
-            target = None
+        self._beginning[effort] = reply
+        try:
+            while True:
+                try:
+                    return await serve(effort, target)
+                except TooLate:
+                    if effort.was_late or effort.left < needed:
+                        raise Failure.own(*TOO_LATE) from None
+                    effort.came_late()
+                    log.warning("a Decoder was not reached in time; the prefill is repeated")
+                except Failure as failure:
+                    effort.failed(failure)
+                    if not (failure.may_pass and self._may_help(effort, needed) and self._budget.take()):
+                        raise
+                self._metrics.retries.inc()
+                target = None
+        finally:
+            del self._beginning[effort]
 
     def _may_help(self, effort: Effort, needed: int) -> bool:
         return effort.left >= needed and effort.may_help(self._fleet, prefills=needed > 1)
@@ -121,7 +141,11 @@ class Attempts:
         reply.owner = None
         self._selection.resumer(effort.doubts)
         passage = Resumption(call, reply, reply.decision, request_id, self._selection, effort)
-        return await self._transfers[self._fleet.mode].serve(passage)
+        self._resuming.add(effort)
+        try:
+            return await self._transfers[self._fleet.mode].serve(passage)
+        finally:
+            self._resuming.remove(effort)
 
     async def _decode(self, call: Call, reply: Reply, effort: Effort, target: Target | None) -> Outcome:
         target = target or self._selection.decoder(call, effort.doubts)
@@ -133,11 +157,23 @@ class Attempts:
     def _pass(
         self, call: Call, reply: Reply, decision: str, effort: Effort, target: Target | None
     ) -> Awaitable[Outcome]:
-        self._fleet.require_decoder()
+        self._fleet.require_last_decoder()
         request_id = new_request_id()
         reply.decision, reply.request_id, reply.owner = decision, request_id, None
         passage = Passage(call, reply, decision, request_id, self._selection, effort, target)
         return self._transfers[self._fleet.mode].serve(passage)
+
+    def need(self, worker: Worker) -> bool:
+        """Whether a request that is under way still needs ``worker``: to answer, for KV that a Decoder has not taken
+        yet, or because there may be nobody else to go on with.
+        """
+        if worker.in_flight or worker.lends:
+            return True
+        going_on = [effort for effort, reply in self._beginning.items() if not reply.started]
+        going_on += self._resuming
+        if any(effort.needs(worker) for effort in going_on):
+            return True
+        return bool(going_on) and worker.known and self._fleet.is_last(worker)
 
     async def close(self) -> None:
         for transfer in self._transfers.values():

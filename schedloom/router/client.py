@@ -66,6 +66,10 @@ class HttpUpstream:
                     raise
             kept = None
 
+    def forget(self, origin: str) -> None:
+        for connection in tuple(self._idle.pop(origin, ())):
+            connection.abort()
+
     async def close(self) -> None:
         for opening in tuple(self._opening):
             opening.cancel()
@@ -106,11 +110,11 @@ class HttpUpstream:
             if request.settle_seconds:
                 self._dispatch_when_open(opening, request)
             else:
-                opening.cancel()
+                _give_up(opening)
             raise
         if opening.done() and not opening.cancelled():
             return opening.result()
-        opening.cancel()
+        _give_up(opening)
         if request.dispatch_by is not None and loop.time() >= request.dispatch_by:
             raise TooLate(f"{request.origin}: not connected in time")
         raise ConnectFailed(f"{request.origin}: no connection within {allowed:g} s")
@@ -138,6 +142,17 @@ class HttpUpstream:
         except OSError as error:
             raise ConnectFailed(f"{origin}: {error.strerror or error}") from error
         return connection
+
+
+def _give_up(opening: asyncio.Task[Connection]) -> None:
+    """Nobody wants the connection any more, which may be there in the same instant."""
+    opening.cancel()
+    opening.add_done_callback(_close_opened)
+
+
+def _close_opened(opening: asyncio.Task[Connection]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().abort()
 
 
 def _may_be_repeated(exchange: Exchange, request: UpstreamRequest, error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from schedloom.core.errors import CalledWrongly, ConfigurationError
-from schedloom.router.settings import read_file, router_settings
+from schedloom.router.settings import BY_OPTIONS, RouterSettings, read_file, router_settings
 
 
 class LogLevel(str, Enum):
@@ -54,13 +54,26 @@ def route(
     try:
         if config is None and not (prefill and decode):
             raise CalledWrongly("give --prefill URL and --decode URL, each at least once, or --config FILE")
-        file = {} if config is None else read_file(config)
-        settings = router_settings(file | given, config or "router configuration")
-        (run if settings.processes == 1 else supervise)(settings)
+        settings = _settings(config, given)
+        (run if settings.processes == 1 else supervise)(settings, lambda: _again(config, given))
     except ConfigurationError as error:
         for sentence in error.sentences:
             typer.echo(f"schedloom: {sentence}", err=True)
         raise typer.Exit(error.status) from error
+
+
+def _settings(config: Path | None, given: dict[str, object]) -> RouterSettings:
+    file = {} if config is None else read_file(config)
+    return router_settings(file | given, config or "router configuration")
+
+
+def _again(config: Path | None, given: dict[str, object]) -> RouterSettings:
+    """As the file says by now."""
+    if config is None:
+        raise ConfigurationError("there is no file to read; name the engines in one, and start with --config FILE")
+    if "workers" in given:
+        raise ConfigurationError(f"the engines are those of {BY_OPTIONS}; name them in {config} alone")
+    return _settings(config, given)
 
 
 def _given(**options: object) -> dict[str, object]:

@@ -18,9 +18,14 @@ def forecast(values: Mapping[str, Any], section: RouterSettings, policies: Seque
     absent = tuple(missing(section, policies))
     if not section.workers:
         return Prospect(notes=(f"it names no workers: name all engines with {BY_OPTIONS}", *absent))
-    gaps = [unnamed(kind, role, section.workers) for kind, role in KINDS]
     doubts = [doubt(member, section) for member in _declared(section).values()]
-    return Prospect((*filter(None, gaps), *_misfits(section)), (*filter(None, doubts), *absent))
+    return Prospect(tuple(refusals(section)), (*filter(None, doubts), *absent))
+
+
+def refusals(settings: RouterSettings) -> list[str]:
+    """Why a start would refuse the engines, as far as nobody needs to be asked."""
+    gaps = [unnamed(kind, role, settings.workers) for kind, role in KINDS]
+    return [*filter(None, gaps), *_misfits(settings)]
 
 
 def _declared(settings: RouterSettings) -> dict[int, Member]:

@@ -99,7 +99,6 @@ class Dispatcher:
         self._settle_seconds = settings.handoff_settle_seconds
         self._forwards_authorization = settings.forward_authorization
         self._engine_authorization = _bearer(settings)
-        self._refusing: dict[str, str] = {}
 
     async def prefill(self, call: Call, dispatch: Dispatch, read: Callable[[bytes], _Read]) -> _Read:
         """What ``read`` finds in a Prefiller's whole answer, streamed or not. Raises Failure with the Prefiller's own
@@ -211,8 +210,8 @@ class Dispatcher:
 
     def _complain_of_key(self, target: Target, status: int) -> None:
         """Once for each life of an engine."""
-        if self._refusing.get(target.name) != target.owner.epoch:
-            self._refusing[target.name] = target.owner.epoch
+        if target.worker.refused_in != target.owner.epoch:
+            target.worker.refused_in = target.owner.epoch
             shown = "the router's key" if self._engine_authorization else "requests without a key"
             log.warning(
                 "%s refuses %s (status %d): set engine_api_key to the key that it was started with",

@@ -33,6 +33,10 @@ class Effort:
         if prefills:
             self._prefiller = worker
 
+    def needs(self, worker: Worker) -> bool:
+        """Whether ``worker`` was asked last, or keeps the KV that a Decoder is to take."""
+        return worker is self._asked or worker is self._prefiller
+
     def failed(self, failure: Failure) -> None:
         """A Decoder that took a hand-over up may have failed for what its Prefiller gave it."""
         culprit, prefiller = failure.culprit, self._prefiller

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -57,4 +57,23 @@ class Durations(Collector):
         limits = list(map(floatToGoString, (*self._limits, math.inf)))
         for values, counts in self._counts.items():
             family.add_metric(values, list(zip(limits, accumulate(counts), strict=True)), self._sums[values])
+        yield family
+
+
+class Levels(Collector):
+    """How much there is at the moment, by labels: all that was told last, and nothing that was told before."""
+
+    def __init__(self, name: str, meaning: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        self._about = name, meaning, labels
+        self._levels: Mapping[Labels, float] = {}
+        registry.register(self)
+
+    def tell(self, levels: Mapping[Labels, float]) -> None:
+        self._levels = levels
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        name, meaning, labels = self._about
+        family = GaugeMetricFamily(name, meaning, labels=labels)
+        for values, level in self._levels.items():
+            family.add_metric(values, level)
         yield family

@@ -14,6 +14,7 @@ from schedloom.core.routing import SessionOwner
 from schedloom.core.wire import EngineContract
 from schedloom.router.breaker import Breaker, Clock
 from schedloom.router.failures import Failure
+from schedloom.router.roster import Roster
 from schedloom.router.settings import WorkerSettings
 from schedloom.router.transfer.modes import Mode, mode_of
 from schedloom.router.upstream import UpstreamResponse, header
@@ -45,13 +46,20 @@ NO_DOUBTS: Doubts = {}
 
 class Health(Enum):
     """READY: serves. SUSPECT: a connection to it just failed, it is being looked at; taken only when nobody
-    is ready. DOWN: not reachable. QUARANTINED: reachable, but it does not fit the fleet.
+    is ready. DRAINING: it could serve, but finishes only what is under way. DRAINED: nothing of that is left. DOWN: not
+    reachable. QUARANTINED: reachable, but it does not fit the fleet.
     """
 
     READY = "ready"
     SUSPECT = "suspect"
+    DRAINING = "draining"
+    DRAINED = "drained"
     DOWN = "down"
     QUARANTINED = "quarantined"
+
+
+SERVING = (Health.READY, Health.SUSPECT)
+LEAVING = (Health.DRAINING, Health.DRAINED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +99,12 @@ class Target:
 
 
 class Worker:
-    """One engine and what is under way on it, per data-parallel rank."""
+    """One engine and what is under way on it, per data-parallel rank.
+
+    ``lends`` counts Prefillers that pull KV from it, ``misses`` looks in a row that failed. ``refused_in`` is the life
+    in which it refused the router's key, ``told`` is what each rank told of its transfers last. While it ``drains`` it
+    does not serve, however well it is.
+    """
 
     def __init__(self, name: str, settings: WorkerSettings, clock: Clock = time.monotonic) -> None:
         self.name = name
@@ -102,6 +115,11 @@ class Worker:
         self.busy = [0]
         self.bytes = [0]
         self.lives = 0
+        self.drains = settings.drain
+        self.lends = 0
+        self.misses = 0
+        self.refused_in = ""
+        self.told: dict[int, Any] = {}
         self.mode = Mode.PULL
         self.breaker = Breaker(clock)
         self.full_until = 0.0
@@ -157,9 +175,31 @@ class Worker:
         self._renew_targets(contract)
         self.contract = contract
         self.mode = mode_of(contract)
-        self.health = Health.READY
         self.trouble = ""
+        if not self.drains:
+            self.health = Health.READY
+        elif self.health is not Health.DRAINED:
+            self.health = Health.DRAINING
         self.on_change()
+
+    def drain(self) -> None:
+        """Nothing new is to be sent to it."""
+        self.drains = True
+        if self.health in SERVING:
+            self.health = Health.DRAINING
+            self.on_change()
+
+    def drained(self) -> None:
+        """Nothing is left of what was under way."""
+        self.health = Health.DRAINED
+        self.on_change()
+
+    def stay(self) -> None:
+        """It does not drain any more; how it is, the next look tells."""
+        self.drains = False
+        if self.health in LEAVING:
+            self.health = Health.SUSPECT
+            self.on_change()
 
     def _renew_targets(self, contract: EngineContract) -> None:
         ranks = range(contract.data_parallel_size)
@@ -175,9 +215,10 @@ class Worker:
 
     def suspect(self) -> None:
         """It may have been restarted: for an engine that does not tell its epoch, a new life begins."""
+        if self.health is Health.READY or self.health in LEAVING:
+            self.lives += 1
         if self.health is Health.READY:
             self.health = Health.SUSPECT
-            self.lives += 1
             self.on_change()
 
     def least_busy_rank(self) -> int:
@@ -265,26 +306,47 @@ def _seconds(retry_after: bytes | None) -> float:
 
 
 class Fleet:
-    """All engines, in the order of configuration."""
+    """All engines, in the order of configuration, newcomers last. ``on_draining`` is called whenever one has changed
+    while some are DRAINING.
+
+    Those that drain are chosen only where nobody else is left, for what had begun before.
+    """
 
     def __init__(self, workers: Sequence[Worker]) -> None:
-        self.workers = tuple(workers)
-        self._by_name = {worker.name: worker for worker in workers}
+        self.on_draining: Callable[[], None] = _nothing
         self._prefiller_turns = itertools.count()
         self._decoder_turns = itertools.count()
+        self._become(workers)
+
+    def _become(self, workers: Sequence[Worker]) -> None:
+        self.workers = tuple(workers)
+        self._by_name = {worker.name: worker for worker in workers}
         for worker in workers:
             worker.on_change = self._regroup
         self._regroup()
 
+    def add(self, worker: Worker) -> None:
+        self._become([*self.workers, worker])
+
+    def forget(self, worker: Worker) -> None:
+        worker.on_change = _nothing
+        self._become([one for one in self.workers if one is not worker])
+
     def _regroup(self) -> None:
-        usable = [worker for worker in self.workers if worker.health in (Health.READY, Health.SUSPECT)]
+        usable = [worker for worker in self.workers if worker.health in SERVING]
+        leaving = [worker for worker in self.workers if worker.health in LEAVING]
         self._usable_prefillers = [worker for worker in usable if worker.can_prefill]
         self._usable_decoders = [worker for worker in usable if worker.can_decode]
         self.prefillers = [one for one in self._usable_prefillers if one.health is Health.READY]
         self.decoders = [one for one in self._usable_decoders if one.health is Health.READY]
         self.resumers = [one for one in self._usable_decoders if one.resumes]
-        self.mode = self._usable_prefillers[0].mode if self._usable_prefillers else Mode.PULL
+        self._last_prefillers = self._usable_prefillers or [worker for worker in leaving if worker.can_prefill]
+        self._last_decoders = self._usable_decoders or [worker for worker in leaving if worker.can_decode]
+        self._last_resumers = self.resumers or [one for one in leaving if one.can_decode and one.resumes]
+        self.mode = self._last_prefillers[0].mode if self._last_prefillers else Mode.PULL
         """How KV travels in this fleet; its engines agree."""
+        if any(worker.health is Health.DRAINING for worker in leaving):
+            self.on_draining()
 
     @property
     def serves(self) -> bool:
@@ -300,40 +362,70 @@ class Fleet:
             return False
         return worker.contract.epoch == owner.epoch and worker.has_rank(owner.rank)
 
+    def lender(self, owner: SessionOwner) -> Worker | None:
+        """The instance, where others may pull what it kept of a session: it may drain meanwhile."""
+        worker = self.find(owner.worker)
+        if worker is None or worker.health is not Health.DRAINING:
+            return worker if self.owner_is_here(owner) else None
+        return worker if worker.contract.epoch == owner.epoch and worker.has_rank(owner.rank) else None
+
     def choose_prefiller(self, doubts: Doubts = NO_DOUBTS) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
-        able = self._usable_prefillers
+        able = self._last_prefillers
         return able[0] if len(able) == 1 else _least_busy(able, "Prefiller", next(self._prefiller_turns), doubts)
 
     def choose_decoder(self, doubts: Doubts = NO_DOUBTS) -> Worker:
         """The least busy, among equals each in turn. Raises Failure (503) when there is none."""
-        able = self._usable_decoders
+        able = self._last_decoders
         return able[0] if len(able) == 1 else _least_busy(able, "Decoder", next(self._decoder_turns), doubts)
 
     def choose_resumer(self, doubts: Doubts = NO_DOUBTS) -> Worker:
         """The least busy Decoder that continues what others handed back. Raises Failure (503) when there is none."""
-        return _least_busy(self.resumers, "Decoder", next(self._decoder_turns), doubts)
+        return _least_busy(self._last_resumers, "Decoder", next(self._decoder_turns), doubts)
 
     def best_prefillers(self, doubts: Doubts = NO_DOUBTS) -> list[Target]:
         """Every rank of those who are in the best state to serve. Raises Failure (503) when there is nobody."""
-        return _best(_admitted(self._usable_prefillers), "Prefiller", doubts)
+        return _best(_admitted(self._last_prefillers), "Prefiller", doubts)
 
     def best_decoders(self, doubts: Doubts = NO_DOUBTS) -> list[Target]:
         """Every rank of those who are in the best state to serve. Raises Failure (503) when there is nobody."""
-        return _best(_admitted(self._usable_decoders), "Decoder", doubts)
+        return _best(_admitted(self._last_decoders), "Decoder", doubts)
+
+    @property
+    def has_both(self) -> bool:
+        """Whether a request that needs a Prefiller and a Decoder may begin."""
+        return bool(self._usable_prefillers and self._usable_decoders)
 
     def require_decoder(self) -> None:
-        """Raises Failure (503) when there is nobody to hand a prefill over to."""
+        """Raises Failure (503) when no request may begin at all."""
         if not self._usable_decoders:
             raise _nobody("Decoder")
 
+    def require_both(self) -> None:
+        """Raises Failure (503) when no request that needs both may begin."""
+        if not self._usable_decoders:
+            raise _nobody("Decoder")
+        if not self._usable_prefillers:
+            raise _nobody("Prefiller")
+
+    def require_last_decoder(self) -> None:
+        """Raises Failure (503) when nobody is there to hand a prefill over to, of those who drain neither."""
+        if not self._last_decoders:
+            raise _nobody("Decoder")
+
+    def is_last(self, worker: Worker) -> bool:
+        """Whether nobody else is there to do what ``worker`` can."""
+        if worker.can_prefill and not self.has_other_prefillers([worker]):
+            return True
+        return worker.can_decode and not self.has_other_decoders([worker])
+
     def has_other_prefillers(self, asked: Collection[Worker]) -> bool:
         """Whether others than ``asked`` are there, whatever became of those meanwhile."""
-        return not set(_admitted(self._usable_prefillers)).issubset(asked)
+        return not set(_admitted(self._last_prefillers)).issubset(asked)
 
     def has_other_decoders(self, asked: Collection[Worker]) -> bool:
         """Likewise."""
-        return not set(_admitted(self._usable_decoders)).issubset(asked)
+        return not set(_admitted(self._last_decoders)).issubset(asked)
 
 
 def _admitted(pool: list[Worker]) -> list[Worker]:
@@ -380,12 +472,5 @@ def _nobody(kind: str) -> Failure:
     return Failure.own(503, f"No {kind} is available.", f"no_{kind.lower()}").retry_after(1)
 
 
-def build_fleet(settings: Sequence[WorkerSettings], clock: Callable[[], float] = time.monotonic) -> Fleet:
-    """Workers named for their role and place: the names are shown to clients, addresses are not."""
-    counts: dict[str, int] = {}
-    workers = []
-    for one in settings:
-        kind = {"prefill": "prefiller", "decode": "decoder", None: "engine"}[one.role]
-        workers.append(Worker(f"{kind}-{counts.setdefault(kind, 0)}", one, clock))
-        counts[kind] += 1
-    return Fleet(workers)
+def build_fleet(roster: Roster, clock: Clock = time.monotonic) -> Fleet:
+    return Fleet([Worker(name, engine, clock) for name, engine in roster.engines.items()])

@@ -12,8 +12,9 @@ from schedloom.core.errors import ConfigurationError, explain
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
 from schedloom.router.checks import KINDS, complaint, unnamed
 from schedloom.router.failures import KEY_REFUSED
-from schedloom.router.fleet import Fleet, Health, Worker
+from schedloom.router.fleet import LEAVING, SERVING, Fleet, Health, Worker
 from schedloom.router.settings import RouterSettings
+from schedloom.router.transfer.background import stopped
 from schedloom.router.upstream import (
     ConnectFailed,
     Header,
@@ -44,7 +45,6 @@ class Membership:
         self._upstream = upstream
         self._settings = settings
         self._sleep = sleep
-        self._misses = dict.fromkeys(fleet.workers, 0)
         self._looks: dict[Worker, asyncio.Task[None]] = {}
         self._loop: asyncio.Task[None] | None = None
 
@@ -58,7 +58,7 @@ class Membership:
         for left in reversed(range(rounds)):
             await self.look_at_all()
             self._refuse_misfits()
-            if all(worker.health is Health.READY for worker in self._fleet.workers):
+            if all(worker.health is Health.READY or worker.drains for worker in self._fleet.workers):
                 break
             if left:
                 await self._sleep(_PAUSE_AT_START)
@@ -74,9 +74,20 @@ class Membership:
     def suspect(self, worker: Worker) -> None:
         """A request had trouble with ``worker``: look at it now."""
         worker.suspect()
-        if worker not in self._looks:
+        self.look_soon(worker)
+
+    def look_soon(self, worker: Worker) -> asyncio.Task[None]:
+        """Without waiting for the next round."""
+        task = self._looks.get(worker)
+        if task is None:
             task = self._looks[worker] = asyncio.create_task(self._look_at(worker))
             task.add_done_callback(lambda _: self._looks.pop(worker, None))
+        return task
+
+    async def forget(self, worker: Worker) -> None:
+        """Nobody looks at it any more."""
+        if worker in self._looks:
+            await stopped(self._looks[worker])
 
     async def _keep_looking(self) -> None:
         while True:
@@ -97,12 +108,12 @@ class Membership:
         except ConfigurationError as error:
             self._quarantine(worker, str(error))
         else:
-            self._misses[worker] = 0
+            worker.misses = 0
             self._judge(worker, contract)
 
     def _missed(self, worker: Worker, trouble: str, *, at_once: bool) -> None:
-        self._misses[worker] += 1
-        if not at_once and worker.known and self._misses[worker] <= _MISSES_ALLOWED:
+        worker.misses += 1
+        if not at_once and worker.known and worker.misses <= _MISSES_ALLOWED:
             worker.suspect()
             return
         if worker.health is not Health.DOWN:
@@ -113,7 +124,7 @@ class Membership:
         others = [
             (other, other.contract)
             for other in self._fleet.workers
-            if other is not worker and other.health in (Health.READY, Health.SUSPECT)
+            if other is not worker and (other.health in SERVING or other.health in LEAVING)
         ]
         reason = complaint((worker, contract), others, self._settings)
         if reason is not None:
@@ -122,11 +133,11 @@ class Membership:
         if worker.known and worker.contract.epoch != contract.epoch:
             log.info("%s was restarted", worker.name)
         elif worker.health in (Health.DOWN, Health.QUARANTINED):
-            log.info("%s joins", worker.name)
+            log.info("%s %s", worker.name, "is there, and drains" if worker.drains else "joins")
         worker.join(contract)
 
     def _quarantine(self, worker: Worker, reason: str) -> None:
-        if worker.trouble != reason:
+        if worker.trouble != reason and self._loop is not None:  # a start that fails tells it itself
             log.warning("%s is left out: %s", worker.name, reason)
         worker.leave(Health.QUARANTINED, reason)
 
@@ -199,6 +210,9 @@ def _nobody_reached(kind: str, role: str, fleet: Fleet) -> str:
     if gap is not None:
         return gap
     asked = [worker for worker in fleet.workers if worker.settings.role in (None, role)]
+    there = [worker for worker in asked if worker.health in LEAVING]
+    if any(worker.can_prefill if role == "prefill" else worker.can_decode for worker in there):
+        return f"every {kind} that is there drains; take drain away from one of them under workers"
     troubles = "; ".join(worker.trouble for worker in asked if worker.trouble)
     if not troubles:
         return f"none of the engines can be a {kind}; name one that can with --{role} URL"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from schedloom.core.routing import Leg
-from schedloom.router.figures import Counts, Durations
+from schedloom.router.figures import Counts, Durations, Levels
 from schedloom.router.shared_figures import SharedFigures
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ class Metrics:
         self.in_flight = 0
         self.load = self._gauge("in_flight", "Requests under way.")
         self.waiting = self._gauge("waiting", "Requests that wait in line.")
-        self.engine_state = self._gauge(
+        self.engine_state = self._level(
             "engine_state",
             "1 for the state that an engine is in, 0 for others; summed over the router's processes.",
             *("engine", "state"),
         )
-        self.engine_in_flight = self._gauge(
+        self.engine_in_flight = self._level(
             "engine_in_flight", "Requests under way on each data-parallel rank of an engine.", "engine", "rank"
         )
         self.on_asked: Callable[[], None] = _nothing
@@ -94,6 +94,10 @@ class Metrics:
     def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
         """Of several processes, each tells its own while it lives."""
         return Gauge(f"{_PREFIX}{name}", meaning, labels, registry=self.registry)
+
+    def _level(self, name: str, meaning: str, *labels: str) -> Levels:
+        """Of several processes, each tells its own while it lives."""
+        return Levels(f"{_PREFIX}{name}", meaning, labels, self.registry)
 
     @property
     def are_shared(self) -> bool:

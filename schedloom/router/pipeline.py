@@ -80,7 +80,7 @@ class Pipeline:
 
     async def _append(self, call: Call, reply: Reply, target: Target) -> Outcome:
         """A local attempt, and the ordinary way once when it is turned away, or fails before any output."""
-        effort = Effort()
+        effort, may_go_on = Effort(), self._fleet.has_both
         effort.asks(target.worker)
         try:
             outcome = await self._append_only(call, reply, target)
@@ -91,7 +91,7 @@ class Pipeline:
             if not failure.is_the_engines_fault:
                 raise
             effort.failed(failure)
-        return await self._attempts.prefill_decode(call, reply, "fallback", effort=effort)
+        return await self._attempts.prefill_decode(call, reply, "fallback", effort=effort, has_begun=may_go_on)
 
     async def _append_only(self, call: Call, reply: Reply, target: Target) -> Outcome:
         result = "error"

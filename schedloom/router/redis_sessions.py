@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import orjson
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import SessionOwner
+from schedloom.router.roster import Roster
 from schedloom.router.sessions import SessionKey
 
 
 class RedisSessions:
     """Ownership in a server at ``url``, forgotten when idle for ``idle_seconds``.
 
-    Routers share sessions only where they name the same ``engines`` in the same order: an owner is known by its
-    engine's place. Session ids are kept as digests. How many sessions fit is the server's to bound (``maxmemory``).
-    Raises ConfigurationError when the client library is not installed.
+    An owner is known by its engine's address, which is the same in all routers, as its name in ``roster`` is not; whose
+    roster does not have it knows no owner. Session ids are kept as digests. How many sessions fit is the server's to
+    bound (``maxmemory``). Raises ConfigurationError when the client library is not installed.
     """
 
-    def __init__(self, url: str, engines: list[str], idle_seconds: float) -> None:
+    def __init__(self, url: str, roster: Roster, idle_seconds: float) -> None:
         try:
             from redis.asyncio import Redis
         except ImportError as error:
@@ -29,21 +29,28 @@ class RedisSessions:
             ) from error
         self._client: Any = Redis.from_url(url)
         self._idle_milliseconds = max(1, round(idle_seconds * 1000))
-        self._prefix = f"schedloom:owner:{hashlib.sha256(orjson.dumps(engines)).hexdigest()[:16]}"
+        self._roster = roster
 
     async def owner(self, key: SessionKey) -> SessionOwner | None:
-        found = await self._client.getex(self._name(key), px=self._idle_milliseconds)
-        return None if found is None else SessionOwner(*orjson.loads(found))
+        found = await self._client.getex(_name(key), px=self._idle_milliseconds)
+        if found is None:
+            return None
+        engine, epoch, rank = orjson.loads(found)
+        worker = self._roster.name_at(engine)
+        return None if worker is None else SessionOwner(worker, epoch, rank)
 
     async def bind(self, key: SessionKey, owner: SessionOwner) -> None:
-        value = orjson.dumps([owner.worker, owner.epoch, owner.rank])
-        await self._client.set(self._name(key), value, px=self._idle_milliseconds)
+        engine = self._roster.url_of(owner.worker)
+        if engine is not None:
+            value = orjson.dumps([engine, owner.epoch, owner.rank])
+            await self._client.set(_name(key), value, px=self._idle_milliseconds)
 
     async def release(self, key: SessionKey) -> None:
-        await self._client.delete(self._name(key))
+        await self._client.delete(_name(key))
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    def _name(self, key: SessionKey) -> str:
-        return f"{self._prefix}:{key.digest().hex()}"
+
+def _name(key: SessionKey) -> str:
+    return f"schedloom:owner:{key.digest().hex()}"

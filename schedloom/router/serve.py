@@ -10,7 +10,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvloop
 
@@ -18,9 +18,11 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
 from schedloom.router.checks import doubt
 from schedloom.router.protocol import Limits
+from schedloom.router.reload import Again, Reloading
+from schedloom.router.roster import Roster
 from schedloom.router.server import Server
 from schedloom.router.sessions import SessionKey, SessionStore
-from schedloom.router.settings import RouterSettings
+from schedloom.router.settings import RouterSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -28,18 +30,27 @@ _BACKLOG = 4096
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def run(settings: RouterSettings) -> None:
-    """Serve until SIGTERM or SIGINT; requests under way may then finish within ``shutdown_grace_seconds``.
+def run(settings: RouterSettings, again: Again) -> None:
+    """Serve until SIGTERM or SIGINT; requests under way may then finish within ``shutdown_grace_seconds``. SIGHUP has
+    the engines read ``again``.
 
     Raises ConfigurationError when the router cannot start as configured.
     """
-    uvloop.run(_serve(settings))
+    uvloop.run(_serve(settings, again))
 
 
-async def _serve(settings: RouterSettings) -> None:
+async def _serve(settings: RouterSettings, again: Again) -> None:
+    roster = Roster(settings.workers)
     listener = listen(settings.host, settings.port)
     address = address_of(settings.host, listener)
-    await serve(settings, RouterApp(settings, sessions=open_store(settings)), listener, lambda: announce(address))
+    app = RouterApp(settings, sessions=open_store(settings, roster), roster=roster)
+
+    def use(engines: Sequence[WorkerSettings]) -> None:
+        roster.renew(engines)
+        app.renew()
+
+    async with Reloading(settings, again, use).on_hangup():
+        await serve(settings, app, listener, lambda: announce(address))
 
 
 async def serve(settings: RouterSettings, app: RouterApp, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -73,14 +84,13 @@ async def tell_doubts(settings: RouterSettings, app: RouterApp) -> None:
         await app.sessions.owner(SessionKey("", "", ""))  # a store that fails is told of by the first to ask it
 
 
-def open_store(settings: RouterSettings) -> SessionStore | None:
+def open_store(settings: RouterSettings, roster: Roster) -> SessionStore | None:
     """Where sessions are kept outside this process, if anywhere."""
     if settings.session_store is None:
         return None
     from schedloom.router.redis_sessions import RedisSessions
 
-    urls = [worker.url for worker in settings.workers]
-    return RedisSessions(settings.session_store, urls, settings.session_idle_seconds)
+    return RedisSessions(settings.session_store, roster, settings.session_idle_seconds)
 
 
 def _spare_the_collector() -> None:

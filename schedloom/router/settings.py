@@ -50,6 +50,8 @@ class WorkerSettings(StrictSettings):
     """What the router uses it for; without one the engine's own KV role decides."""
     contract: DeclaredContract | None = None
     """What an engine without schedloom is; one with schedloom tells it itself."""
+    drain: bool = False
+    """Nothing new is sent to it; what is under way there ends, and its sessions go on elsewhere."""
 
 
 def _no_number(workers: Any) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from schedloom.router.fleet import Fleet, Health, Worker
+from schedloom.router.fleet import Fleet, Health
 from schedloom.router.metrics import Metrics
 
 PUBLISHED_EVERY_SECONDS: Final = 1.0
@@ -43,11 +43,10 @@ class Standing:
     def publish(self) -> None:
         self._metrics.load.set(self._metrics.in_flight)
         self._metrics.waiting.set(self._waiting())
-        for worker in self._fleet.workers:
-            self._publish_engine(worker)
-
-    def _publish_engine(self, worker: Worker) -> None:
-        for state in Health:
-            self._metrics.engine_state.labels(worker.name, state.value).set(worker.health is state)
-        for rank, busy in enumerate(worker.busy):
-            self._metrics.engine_in_flight.labels(worker.name, str(rank)).set(busy)
+        engines = self._fleet.workers
+        self._metrics.engine_state.tell(
+            {(one.name, state.value): one.health is state for one in engines for state in Health}
+        )
+        self._metrics.engine_in_flight.tell(
+            {(one.name, str(rank)): busy for one in engines for rank, busy in enumerate(one.busy)}
+        )

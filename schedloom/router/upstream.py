@@ -133,6 +133,10 @@ class Upstream(Protocol):
         """
         ...
 
+    def forget(self, origin: str) -> None:
+        """Nothing is sent to ``origin`` any more, and nothing under way there."""
+        ...
+
     async def close(self) -> None: ...
 
 

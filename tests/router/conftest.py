@@ -40,6 +40,17 @@ class Bench:
     def count(self, name: str, **labels: str) -> float:
         return self.app.metrics.registry.get_sample_value(f"schedloom_router_{name}", labels) or 0.0
 
+    def renew(self, *engines: FakeEngine, drain: FakeEngine | None = None) -> None:
+        """As if the file named ``engines`` by now, one of which is to ``drain``."""
+        self.engines.extend(engine for engine in engines if engine not in self.engines)
+        self.upstream.engines.update({engine.origin: engine for engine in engines})
+        self.app.roster.renew([WorkerSettings(url=one.origin, drain=one is drain) for one in engines])
+        self.app.renew()
+
+    @property
+    def states(self) -> dict[str, str]:
+        return {worker.name: worker.health.value for worker in self.app.fleet.workers}
+
     def seen(self) -> list[tuple[str, str]]:
         """Every generation request that reached an engine, as (engine, kind)."""
         return [(engine.origin, seen.path) for engine in self.engines for seen in engine.seen]
@@ -68,7 +79,7 @@ def settings_for(engines: Any, append: bool = True, **settings: Any) -> RouterSe
 
 
 def _all_quiet(bench: Bench) -> None:
-    assert bench.in_flight == [0] * len(bench.engines)
+    assert not any(bench.in_flight)
     assert [engine.open for engine in bench.engines] == [0] * len(bench.engines)
     assert bench.count("in_flight") == 0
     results = ("hit", "rejected", "error")

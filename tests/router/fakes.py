@@ -250,6 +250,9 @@ class FakeUpstream:
             raise answer.steps[0]
         return FakeResponse(engine, answer)
 
+    def forget(self, origin: str) -> None:
+        return None
+
     async def close(self) -> None:
         return None
 

@@ -58,8 +58,8 @@ class PullingPrefiller(FakeEngine):
 class KeepingDecoder(FakeEngine):
     """``output`` is what it says; it tells of what it keeps only where it was given transfer parameters."""
 
-    def __init__(self, fleet: Fleet, changes: dict[str, Any]) -> None:
-        super().__init__("http://d:1", contract(Role.CONSUMER, **changes))
+    def __init__(self, fleet: Fleet, changes: dict[str, Any], origin: str = "http://d:1") -> None:
+        super().__init__(origin, contract(Role.CONSUMER, **changes))
         self.fleet = fleet
         self.output = " word word word"
         self.tokenized = 0

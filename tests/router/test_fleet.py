@@ -8,6 +8,7 @@ from schedloom.core.routing import SessionOwner
 from schedloom.core.wire import Role
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet, Health, Worker, build_fleet
+from schedloom.router.roster import Roster
 from schedloom.router.settings import WorkerSettings
 from tests.router.fakes import contract
 
@@ -20,7 +21,7 @@ def worker(name: str, role: Role = Role.CONSUMER, configured: Any = None, **chan
 
 def test_workers_are_named_for_their_role_and_place() -> None:
     roles: list[Any] = ["prefill", "decode", "decode", None]
-    fleet = build_fleet([WorkerSettings(url=f"http://h{i}:1", role=role) for i, role in enumerate(roles)])
+    fleet = build_fleet(Roster([WorkerSettings(url=f"http://h{i}:1", role=role) for i, role in enumerate(roles)]))
     assert [one.name for one in fleet.workers] == ["prefiller-0", "decoder-0", "decoder-1", "engine-0"]
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from schedloom.router.changes import LOOK_SECONDS
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, Seen, decoder, prefiller
-from tests.router.keeping import BIDIRECTIONAL, Fleet, tokens_of
+from tests.router.keeping import BIDIRECTIONAL, Fleet, KeepingDecoder, tokens_of
 from tests.router.test_membership import refusal
 
 pytestmark = pytest.mark.anyio
@@ -281,6 +282,68 @@ def changed(chance: random.Random, messages: list[dict[str, Any]]) -> list[dict[
     if kind == 2:
         return messages[: place + 1]
     return messages
+
+
+async def pair(make: Make) -> tuple[Bench, Fleet, KeepingDecoder]:
+    """A router whose session "s" has had a turn on the Decoder of a fleet that has another one since."""
+    fleet = Fleet()
+    other = KeepingDecoder(fleet, BIDIRECTIONAL, "http://d:2")
+    router = await started(make, fleet)
+    await router.client.chat("s", messages=HELLO)
+    router.renew(fleet.p, fleet.d, other)
+    while router.states["engine-2"] != "ready":
+        await asyncio.sleep(0)
+    return router, fleet, other
+
+
+def held(engine: Any, gate: asyncio.Event) -> Any:
+    async def later(seen: Seen) -> Answer:
+        await gate.wait()
+        answer: Answer = engine._ordinary(seen)
+        return answer
+
+    return later
+
+
+async def test_kv_is_pulled_back_from_a_decoder_that_drains_and_has_not_drained_while_it_is(bench: Make) -> None:
+    """A4: and a Decoder that has drained may be stopped, so that nobody pulls from it any more."""
+    router, fleet, other = await pair(bench)
+    stream, pull = asyncio.Event(), asyncio.Event()
+    fleet.d.script, other.holds = [held(fleet.d, stream)], False
+    busy = asyncio.create_task(router.client.chat("t", messages=history("else")))
+    while not router.app.fleet.workers[1].in_flight:
+        await asyncio.sleep(0)
+    fleet.p.script = [held(fleet.p, pull)]
+    router.renew(fleet.p, fleet.d, other, drain=fleet.d)
+    asked = asyncio.create_task(router.client.chat("s", messages=history("more")))
+    while fleet.p.script:
+        await asyncio.sleep(0)
+    stream.set()
+    assert (await busy).headers["x-schedloom-decoder"] == "engine-1"
+    await asyncio.sleep(2 * LOOK_SECONDS)
+    assert router.states["engine-1"] == "draining" and router.in_flight == [1, 0, 0]
+    pull.set()
+    turn = await asked
+    assert (turn.decision, turn.headers["x-schedloom-decoder"]) == ("pull_back", "engine-2")
+    assert len(fleet.pulled) == 1 and fleet.wrongs == []
+    while router.states["engine-1"] != "drained":
+        await asyncio.sleep(0.01)
+    assert (await router.client.chat("t", messages=history("else", "more"))).decision == "pd"
+
+
+async def test_a_turn_whose_decoder_begins_to_drain_before_it_is_asked_goes_to_another(bench: Make) -> None:
+    router, fleet, other = await pair(bench)
+    gate = asyncio.Event()
+    fleet.p.script = [held(fleet.p, gate)]
+    asked = asyncio.create_task(router.client.chat("s", messages=history("more")))
+    while fleet.p.script:
+        await asyncio.sleep(0)
+    before = len(fleet.d.seen)
+    router.renew(fleet.p, fleet.d, other, drain=fleet.d)
+    gate.set()
+    turn = await asked
+    assert (turn.decision, turn.headers["x-schedloom-decoder"]) == ("pull_back", "engine-2")
+    assert len(fleet.d.seen) == before and fleet.wrongs == []
 
 
 async def test_engines_that_move_kv_one_way_are_refused() -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from schedloom.router.app import RouterApp
 from schedloom.router.metrics import Metrics
 from schedloom.router.patience import PATIENCE_SECONDS, REST_SECONDS, PatientSessions
 from schedloom.router.redis_sessions import RedisSessions
+from schedloom.router.roster import Roster
 from schedloom.router.serve import tell_doubts
 from schedloom.router.sessions import MemorySessions, SessionKey
-from schedloom.router.settings import router_settings
+from schedloom.router.settings import WorkerSettings, router_settings
 from tests.router.client import Client
 from tests.router.conftest import settings_for
 from tests.router.fakes import FakeUpstream, decoder, prefiller
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 KEY = SessionKey("tenant", "model", "session")
 OWNER, OTHER = SessionOwner("decoder-0", "e1", 0), SessionOwner("decoder-1", "e1", 2)
-ENGINES = ["http://p:1", "http://d:1"]
+ENGINES = [WorkerSettings(url=f"http://{name}:1", role="decode") for name in ("d0", "d1")]
 SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
 
 
@@ -119,7 +121,7 @@ def test_an_address_of_something_else_is_refused(url: str) -> None:
 def test_a_missing_client_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(ConfigurationError, match=r"schedloom\[sessions\]"):
-        RedisSessions("redis://h:1", ENGINES, 60)
+        RedisSessions("redis://h:1", Roster(ENGINES), 60)
 
 
 def test_a_digest_is_that_of_one_key() -> None:
@@ -160,23 +162,38 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 async def test_a_server_keeps_the_sessions_of_all_routers(server: Server) -> None:
-    one, two = RedisSessions(server.url, ENGINES, 60), RedisSessions(server.url, ENGINES, 60)
+    one, two = RedisSessions(server.url, Roster(ENGINES), 60), RedisSessions(server.url, Roster(ENGINES), 60)
     assert await one.owner(KEY) is None
     await one.bind(KEY, OWNER)
     assert await two.owner(KEY) == OWNER
     await two.bind(KEY, OTHER)
     assert await one.owner(KEY) == OTHER
     assert await one.owner(KEY._replace(tenant="another")) is None
-    stranger = RedisSessions(server.url, ENGINES[::-1], 60)
-    assert await stranger.owner(KEY) is None
     await one.release(KEY)
     assert await two.owner(KEY) is None
-    for sessions in (one, two, stranger):
+    for sessions in (one, two):
+        await sessions.close()
+
+
+async def test_an_owner_is_known_by_its_address_whatever_each_router_calls_it(server: Server) -> None:
+    """A3: routers whose fleets changed at different times share what they have in common."""
+    roster = Roster(ENGINES)
+    one, other = RedisSessions(server.url, roster, 60), RedisSessions(server.url, Roster(ENGINES[1:]), 60)
+    await one.bind(KEY, OTHER)
+    assert await other.owner(KEY) == replace(OTHER, worker="decoder-0")
+    await one.bind(KEY, OWNER)
+    assert await other.owner(KEY) is None
+    roster.renew(ENGINES[1:])
+    assert await one.owner(KEY) is None
+    await one.bind(KEY, OTHER)
+    await one.bind(KEY, OWNER)
+    assert await other.owner(KEY) == replace(OTHER, worker="decoder-0")
+    for sessions in (one, other):
         await sessions.close()
 
 
 async def test_idle_sessions_are_forgotten_and_used_ones_are_not(server: Server) -> None:
-    sessions, other = RedisSessions(server.url, ENGINES, 0.4), SessionKey("", "", "idle")
+    sessions, other = RedisSessions(server.url, Roster(ENGINES), 0.4), SessionKey("", "", "idle")
     await sessions.bind(KEY, OWNER)
     await sessions.bind(other, OWNER)
     for _ in range(4):
@@ -187,7 +204,7 @@ async def test_idle_sessions_are_forgotten_and_used_ones_are_not(server: Server)
 
 
 async def test_no_session_id_is_kept_in_the_clear(server: Server) -> None:
-    sessions = RedisSessions(server.url, ENGINES, 60)
+    sessions = RedisSessions(server.url, Roster(ENGINES), 60)
     await sessions.bind(KEY, OWNER)
     (name,) = await sessions._client.keys("*")
     assert not any(word in name.decode() for word in KEY)
@@ -196,10 +213,9 @@ async def test_no_session_id_is_kept_in_the_clear(server: Server) -> None:
 
 async def test_two_routers_share_their_sessions_and_outlive_their_server(server: Server) -> None:
     engines = [prefiller(), decoder(0), decoder(1)]
-    urls = [engine.origin for engine in engines]
-    apps = [
-        RouterApp(settings_for(engines), FakeUpstream(engines), RedisSessions(server.url, urls, 60)) for _ in range(2)
-    ]
+    settings = settings_for(engines)
+    stores = [RedisSessions(server.url, Roster(settings.workers), 60) for _ in range(2)]
+    apps = [RouterApp(settings, FakeUpstream(engines), store) for store in stores]
     for app in apps:
         await app.start()
     answers: list[Any] = [await Client(apps[turn % 2]).chat("s") for turn in range(4)]

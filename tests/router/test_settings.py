@@ -110,7 +110,7 @@ def test_a_file_holds_a_mapping(tmp_path: Path) -> None:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[RouterSettings]:
     runs: list[RouterSettings] = []
-    monkeypatch.setattr(serve, "run", runs.append)
+    monkeypatch.setattr(serve, "run", lambda settings, again: runs.append(settings))
     monkeypatch.setattr(serve, "configure_logging", lambda level: None)
     return runs
 

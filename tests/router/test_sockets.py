@@ -17,7 +17,7 @@ from openai import APIError, APIStatusError, AsyncOpenAI
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
 from schedloom.router.serve import listen, run
-from schedloom.router.settings import router_settings
+from schedloom.router.settings import RouterSettings, router_settings
 from tests.router.fakes import BROKEN, EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
 from tests.router.sockets import asgi, router_process, served
 
@@ -177,17 +177,21 @@ async def test_events_arrive_as_they_are_made(town: Town) -> None:
     assert rest.endswith(b"data: [DONE]\n\n")
 
 
+def never() -> RouterSettings:
+    raise AssertionError("nobody asks for the file again")
+
+
 def test_a_port_in_use_is_told() -> None:
     taken = listen("127.0.0.1", 0)
     port = taken.getsockname()[1]
     with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1 is in use"):
-        run(router_settings({"port": port, "workers": [{"url": "http://127.0.0.1:1"}]}))
+        run(router_settings({"port": port, "workers": [{"url": "http://127.0.0.1:1"}]}), never)
     taken.close()
 
 
 def test_no_engine_is_told() -> None:
     with pytest.raises(ConfigurationError, match="no Prefiller can be reached"):
-        run(router_settings({"port": 0, "workers": [{"url": "http://127.0.0.1:1"}]}))
+        run(router_settings({"port": 0, "workers": [{"url": "http://127.0.0.1:1"}]}), never)
 
 
 @asynccontextmanager

@@ -44,6 +44,9 @@ class Collector:
         self.bodies.append(request.body)
         return Taken()
 
+    def forget(self, origin: str) -> None:
+        return None
+
     async def close(self) -> None:
         return None
 

@@ -336,6 +336,9 @@ class Wire:
         self.engines = {engine.origin: engine for engine in engines}
         self.ledger = ledger
 
+    def forget(self, origin: str) -> None:
+        return None
+
     async def close(self) -> None:
         return None
 

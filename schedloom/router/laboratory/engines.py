@@ -128,6 +128,9 @@ class SimulatedUpstream:
         self.ledger = ledger
         self.ownership: Ownership | None = None
 
+    def forget(self, origin: str) -> None:
+        return None
+
     async def close(self) -> None:
         return None
 

@@ -6,17 +6,24 @@ import math
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pydantic import SecretStr
 
-from schedloom.router.settings import RouterSettings
+from schedloom.router.settings import RouterSettings, WorkerSettings
+
+SIZE_BYTES: Final = 4
+"""Whatever a child is told is pickled, behind its size in so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """``room`` is the folder that the processes of one router share, in which each has a ``place`` of its own."""
+    """``engines`` are named, ``room`` is the folder that the processes of one router share, in which each has a
+    ``place`` of its own.
+    """
 
     settings: RouterSettings
+    engines: dict[str, WorkerSettings]
     room: Path
     place: int
     log_level: int

@@ -1,12 +1,13 @@
 """One of the processes of a router; run by its supervisor as ``python -m schedloom.router.processes.child``.
 
-Its assignment comes by standard input, whose end means that the supervisor is gone. Its first line of output, in
-JSON, says why it cannot serve, or is an empty list when it does.
+Its assignment comes by standard input, and later the engines whenever they have changed; the end means that the
+supervisor is gone. Its first line of output, in JSON, says why it cannot serve, or is an empty list when it does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -14,37 +15,59 @@ import pickle
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import uvloop
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
 from schedloom.router.metrics import Metrics
-from schedloom.router.processes.assignment import Assignment
+from schedloom.router.processes.assignment import SIZE_BYTES, Assignment
 from schedloom.router.processes.table import SharedSessions
+from schedloom.router.roster import Roster
 from schedloom.router.serve import bind, configure_logging, open_store, serve
 
 
 def main() -> None:
-    assignment: Assignment = pickle.load(sys.stdin.buffer)
-    configure_logging(logging.getLevelName(assignment.log_level))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal sends it to all; the supervisor is the one to hear it
     try:
-        uvloop.run(_serve(assignment))
+        uvloop.run(_serve())
     except ConfigurationError as error:
         _say(error.sentences)
         sys.exit(1)
 
 
-async def _serve(assignment: Assignment) -> None:
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _leave_with_the_supervisor)
-    settings = assignment.settings
-    store = open_store(settings) or SharedSessions(assignment.sessions, settings.session_idle_seconds)
-    app = RouterApp(settings, sessions=store, metrics=Metrics(assignment.figures))
+async def _serve() -> None:
+    supervisor = await _listen()
+    assignment: Assignment = await _told(supervisor)
+    configure_logging(logging.getLevelName(assignment.log_level))
+    settings, roster = assignment.settings, Roster()
+    roster.engines = assignment.engines
+    store = open_store(settings, roster) or SharedSessions(assignment.sessions, settings.session_idle_seconds)
+    app = RouterApp(settings, sessions=store, metrics=Metrics(assignment.figures), roster=roster)
+    following = asyncio.create_task(_follow(supervisor, app))
     await serve(settings, app, bind(settings.host, settings.port, shared=True), lambda: _say(()))
+    following.cancel()
 
 
-def _leave_with_the_supervisor() -> None:
-    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+async def _listen() -> asyncio.StreamReader:
+    reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+async def _told(supervisor: asyncio.StreamReader) -> Any:
+    """Raises IncompleteReadError when it is gone."""
+    size = int.from_bytes(await supervisor.readexactly(SIZE_BYTES), "big")
+    return pickle.loads(await supervisor.readexactly(size))
+
+
+async def _follow(supervisor: asyncio.StreamReader, app: RouterApp) -> None:
+    """The engines that it names, and to the end."""
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        while True:
+            app.roster.engines = await _told(supervisor)
+            app.renew()
     os.kill(os.getpid(), signal.SIGTERM)
 
 

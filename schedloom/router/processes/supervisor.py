@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +20,12 @@ import orjson
 import uvloop
 
 from schedloom.core.errors import ConfigurationError
-from schedloom.router.processes.assignment import Assignment, figures_in, for_each
+from schedloom.router.processes.assignment import SIZE_BYTES, Assignment, figures_in, for_each
 from schedloom.router.processes.table import SharedSessions
+from schedloom.router.reload import Again, Reloading
+from schedloom.router.roster import Roster
 from schedloom.router.serve import address_of, announce, bind, listen
-from schedloom.router.settings import RouterSettings
+from schedloom.router.settings import RouterSettings, WorkerSettings
 from schedloom.router.shared_figures import bury
 from schedloom.router.within import within
 
@@ -37,16 +39,19 @@ STEADY_SECONDS: Final = 60.0
 _MARGIN_SECONDS: Final = 5.0
 
 
-def supervise(settings: RouterSettings) -> None:
-    """Serve by ``settings.processes`` processes until SIGTERM or SIGINT.
+def supervise(settings: RouterSettings, again: Again) -> None:
+    """Serve by ``settings.processes`` processes until SIGTERM or SIGINT; SIGHUP has the engines read ``again``.
 
     Raises ConfigurationError when the router cannot start as configured.
     """
     listen(settings.host, settings.port).close()
     with tempfile.TemporaryDirectory(prefix="schedloom-") as room, _address(settings) as (port, address):
         figures_in(Path(room)).mkdir()
-        assignment = Assignment(for_each(settings, port), Path(room), 0, logging.getLogger().level)
-        uvloop.run(_Supervisor(assignment, address).run())
+        roster = Roster(settings.workers)
+        level = logging.getLogger().level
+        assignment = Assignment(for_each(settings, port), roster.engines, Path(room), 0, level)
+        supervisor = _Supervisor(assignment, roster, address)
+        uvloop.run(supervisor.run(Reloading(settings, again, supervisor.use)))
 
 
 @contextlib.contextmanager
@@ -57,25 +62,34 @@ def _address(settings: RouterSettings) -> Iterator[tuple[int, str]]:
 
 
 class _Supervisor:
-    def __init__(self, assignment: Assignment, address: str) -> None:
+    def __init__(self, assignment: Assignment, roster: Roster, address: str) -> None:
         self._assignment = assignment
+        self._roster = roster
         self._address = address
         self._settings = assignment.settings
         self._stopping = asyncio.Event()
         self._children: set[Process] = set()
 
-    async def run(self) -> None:
+    async def run(self, reloading: Reloading) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
         SharedSessions.create(self._assignment.sessions, self._settings.session_capacity)
-        try:
-            await self._serve()
-        finally:
-            await self._end_all()
+        async with reloading.on_hangup():
+            try:
+                await self._serve()
+            finally:
+                await self._end_all()
+
+    def use(self, engines: Sequence[WorkerSettings]) -> None:
+        """From now on, in all processes."""
+        self._roster.renew(engines)
+        self._assignment = replace(self._assignment, engines=self._roster.engines)
+        for child in self._children:
+            _tell(child, self._roster.engines)
 
     async def _serve(self) -> None:
-        places = [replace(self._assignment, place=place) for place in range(self._settings.processes)]
+        places = range(self._settings.processes)
         started = await asyncio.gather(*map(self._start, places))
         complaints = [sentence for _, sentences in started for sentence in sentences]
         if complaints and not self._stopping.is_set():
@@ -84,13 +98,13 @@ class _Supervisor:
             announce(self._address)
         await asyncio.gather(*(self._keep(child, place) for (child, _), place in zip(started, places, strict=True)))
 
-    async def _keep(self, child: Process, place: Assignment) -> None:
+    async def _keep(self, child: Process, place: int) -> None:
         """Whenever ``child`` dies, start another in its place."""
         pause = FIRST_PAUSE
         while True:
             begun = time.monotonic()
             status = await self._end_of(child)
-            bury(place.figures)
+            bury(self._at(place).figures)
             if self._stopping.is_set():
                 return
             pause = FIRST_PAUSE if time.monotonic() - begun > STEADY_SECONDS else pause
@@ -102,7 +116,7 @@ class _Supervisor:
             for sentence in complaints:
                 log.error("a process of the router cannot start: %s", sentence)
 
-    async def _start(self, place: Assignment) -> tuple[Process, list[str]]:
+    async def _start(self, place: int) -> tuple[Process, list[str]]:
         """A child that serves, or one that is about to end and has said why."""
         child = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -112,15 +126,16 @@ class _Supervisor:
             stdout=PIPE,
         )
         self._children.add(child)
-        assert child.stdin is not None and child.stdout is not None
-        with contextlib.suppress(OSError):
-            child.stdin.write(pickle.dumps(place))
-            await child.stdin.drain()
+        assert child.stdout is not None
+        _tell(child, self._at(place))
         said = await child.stdout.readline()
         if self._stopping.is_set():
             _signal(child, signal.SIGTERM)
         unsaid = ["a process of the router ended before it served; its log says why"]
         return child, orjson.loads(said) if said else unsaid
+
+    def _at(self, place: int) -> Assignment:
+        return replace(self._assignment, place=place)
 
     async def _end_of(self, child: Process) -> int:
         status = await child.wait()
@@ -145,6 +160,14 @@ class _Supervisor:
         for child in self._children:
             _signal(child, signal.SIGKILL)
         await asyncio.gather(*ends)
+
+
+def _tell(child: Process, what: object) -> None:
+    """Whoever has ended does not hear it."""
+    assert child.stdin is not None
+    told = pickle.dumps(what)
+    with contextlib.suppress(OSError):
+        child.stdin.write(len(told).to_bytes(SIZE_BYTES, "big") + told)
 
 
 def _signal(child: Process, number: signal.Signals) -> None:

@@ -37,8 +37,10 @@ class Passage:
         return source
 
     def choose_decoder(self) -> Target:
-        """The one that was given, if any. Raises Failure (503) when there is none."""
-        target = self.decoder or self.selection.decoder(self.call, self.effort.doubts)
+        """The one that was given, if any and unless it drains meanwhile. Raises Failure (503) when there is none."""
+        target = self.decoder
+        if target is None or target.worker.drains:
+            target = self.selection.decoder(self.call, self.effort.doubts)
         self.effort.asks(target.worker)
         return target
 

@@ -13,7 +13,7 @@ from schedloom.router.fleet import Target
 from schedloom.router.relay import Outcome
 from schedloom.router.transfer.background import Background
 from schedloom.router.transfer.protocol import Passage
-from schedloom.router.transfer.pull_back import PullBack
+from schedloom.router.transfer.pull_back import Loan, PullBack
 from schedloom.router.transfer.terms import Terms
 
 Choose = Callable[[Call], Target]
@@ -34,15 +34,15 @@ class PullTransfer:
     async def serve(self, passage: Passage) -> Outcome:
         call, prefill = passage.call, passage.call.prefill
         request_id, source = passage.request_id, passage.choose_prefiller()
-        kept = await self._pull_back.recall(call, source) if self._pull_back is not None else None
-        to_prefiller = self._to_prefiller(prefill, source, request_id, kept)
-        read = functools.partial(self._parameters_of, source)
-        parameters = await self._dispatcher.prefill(prefill, to_prefiller, read)
+        loan = await self._pull_back.recall(call, source) if self._pull_back is not None else None
+        to_prefiller = self._to_prefiller(prefill, source, request_id, loan)
+        prefilling = self._dispatcher.prefill(prefill, to_prefiller, functools.partial(self._parameters_of, source))
+        parameters = await (prefilling if loan is None else loan.during(prefilling))
         target = passage.choose_decoder()
         turn = self._pull_back.turn(call, target) if self._pull_back is not None else None
         body = call.body.for_decoder(parameters, call.marks_for(target.worker), with_ids=turn is not None)
         dispatch = self._dispatcher.hand_over(call, target, request_id, body)
-        decision = "pull_back" if kept is not None and passage.decision == "pd" else passage.decision
+        decision = "pull_back" if loan is not None and passage.decision == "pd" else passage.decision
         passage.reply.turn = turn
         outcome = await self._dispatcher.generate(call, passage.reply, dispatch, decision)
         if self._pull_back is not None and turn is not None and outcome is Outcome.SERVED:
@@ -56,8 +56,8 @@ class PullTransfer:
             raise Failure.own(502, message, "no_transfer_parameters")
         return self._terms.checked(parameters, source)
 
-    def _to_prefiller(self, call: Call, source: Target, request_id: str, kept: dict[str, Any] | None) -> Dispatch:
-        body = call.body.for_prefiller(kept) if kept is not None else call.body.for_prefiller()
+    def _to_prefiller(self, call: Call, source: Target, request_id: str, loan: Loan | None) -> Dispatch:
+        body = call.body.for_prefiller(loan.parameters) if loan is not None else call.body.for_prefiller()
         dispatch = self._dispatcher.dispatch(call, source, request_id, body)
         dispatch.on_late_answer = functools.partial(self._release, call, source, request_id)
         return dispatch

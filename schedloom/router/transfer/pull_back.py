@@ -10,20 +10,22 @@ import contextlib
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from schedloom.core.routing import SessionOwner
 from schedloom.router.body import are_token_ids
 from schedloom.router.breaker import Clock
 from schedloom.router.call import Call
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet, Target
+from schedloom.router.fleet import Fleet, Target, Worker
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tokens import Tokens
 from schedloom.router.transfer.terms import Terms
 from schedloom.router.transfer.turn import Turn
+
+_Told = TypeVar("_Told")
 
 STREAMS_TELL_SINCE: Final = (0, 33)
 """Before this version vLLM's streams do not say where KV is kept, so that nothing is remembered of them."""
@@ -48,6 +50,22 @@ class KeptKv:
     def begins(self, tokens: Sequence[int]) -> bool:
         """Whether a prompt goes on where this ends."""
         return len(tokens) > self.count and _digest(tokens[: self.count]) == self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """The parameters by which a Prefiller pulls KV, and whose it is."""
+
+    parameters: dict[str, Any]
+    lender: Worker
+
+    async def during(self, prefill: Awaitable[_Told]) -> _Told:
+        """As long as it is pulled, the lender is not done."""
+        self.lender.lends += 1
+        try:
+            return await prefill
+        finally:
+            self.lender.lends -= 1
 
 
 class PullBack:
@@ -95,12 +113,12 @@ class PullBack:
         while len(self._kept) > self._capacity:
             self._kept.popitem(last=False)
 
-    async def recall(self, call: Call, source: Target) -> dict[str, Any] | None:
-        """The parameters for a Prefiller to pull what is kept; given once, for what was fetched is kept no longer."""
+    async def recall(self, call: Call, source: Target) -> Loan | None:
+        """How a Prefiller pulls what is kept; given once, for what was fetched is kept no longer."""
         if call.key is None or not source.contract.bidirectional_kv or call.key not in self._kept:
             return None
         kept = self._kept[call.key]
-        if self._clock() >= kept.expires_at or not self._fleet.owner_is_here(kept.owner):
+        if self._clock() >= kept.expires_at or self._fleet.lender(kept.owner) is None:
             del self._kept[call.key]
             return None
         if not _is_text(call):
@@ -109,7 +127,8 @@ class PullBack:
         if tokens is None or not kept.begins(tokens) or self._kept.get(call.key) is not kept:
             return None
         del self._kept[call.key]
-        return kept.parameters
+        lender = self._fleet.lender(kept.owner)
+        return None if lender is None else Loan(kept.parameters, lender)
 
 
 def _digest(tokens: Sequence[int]) -> bytes:

@@ -22,7 +22,6 @@ _LONGEST: Final = 512
 _MOST_BLOCKS: Final = 2**20
 _MOST_GROUPS: Final = 1024
 _MOST_NODES: Final = 4096
-_MOST_KNOWN: Final = 4096
 _SHOWN: Final = 64
 
 
@@ -139,11 +138,10 @@ class Terms:
         self._checks = {**dict.fromkeys(more_keys, _is_anything_small), **_KNOWN}
         self._metrics = metrics
         self._suspect = suspect
-        self._known: dict[Target, _Known] = {}
 
     def checked(self, parameters: Parameters, source: Target) -> Parameters:
         """``parameters`` that ``source`` told. Raises Failure (502) for those that no engine is to be told."""
-        known = self._known.get(source)
+        known: _Known | None = source.worker.told.get(source.rank)
         if known is not None and known.stand(parameters, source.contract):
             return parameters
         complaint = self._misfit(parameters) or self._stranger(parameters, source)
@@ -161,11 +159,9 @@ class Terms:
         lasting = [key for key in parameters if key not in _OF_REQUESTS]
         if len(lasting) < 2:
             return
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
         of_requests = tuple((key, self._checks[key]) for key in parameters if key in _OF_REQUESTS)
         get = itemgetter(*lasting)
-        self._known[source] = _Known(source.contract, tuple(parameters), get, get(parameters), of_requests)
+        source.worker.told[source.rank] = _Known(source.contract, tuple(parameters), get, get(parameters), of_requests)
 
     def _misfit(self, parameters: Parameters) -> str | None:
         checks = self._checks

@@ -1,0 +1,73 @@
+"""The configuration read again while the router runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from schedloom.core.errors import ConfigurationError
+from schedloom.router.declared import refusals
+from schedloom.router.settings import RouterSettings, WorkerSettings
+
+log = logging.getLogger(__name__)
+
+Again = Callable[[], RouterSettings]
+"""Reads the configuration. Raises ConfigurationError for one that cannot be used."""
+
+
+class Reloading:
+    """Reads the configuration again when it is asked to, and has ``use`` take the engines that it names then.
+
+    All or nothing: what cannot be used, or cannot change while the router runs, changes nothing and is told in the log.
+    """
+
+    def __init__(self, settings: RouterSettings, again: Again, use: Callable[[Sequence[WorkerSettings]], None]) -> None:
+        self._settings = settings
+        self._again = again
+        self._use = use
+        self._asked = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def on_hangup(self) -> AsyncIterator[None]:
+        """SIGHUP asks."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._asked.set)
+        reading = loop.create_task(self._keep_reading())
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _keep_reading(self) -> None:
+        while await self._asked.wait():
+            self._asked.clear()
+            await self.reload()
+
+    async def reload(self) -> None:
+        try:
+            settings = await asyncio.to_thread(self._again)
+            refuse_changes(self._settings, settings)
+        except ConfigurationError as error:
+            for sentence in error.sentences:
+                log.error("nothing changes: %s", sentence)
+            return
+        log.info("the engines are named anew" if settings != self._settings else "the configuration is the same")
+        self._settings = settings
+        self._use(settings.workers)
+
+
+def refuse_changes(old: RouterSettings, new: RouterSettings) -> None:
+    """Raises ConfigurationError for all that differs but the engines, and for engines that a start would refuse."""
+    keys = RouterSettings.model_fields.keys() - {"workers"}
+    fixed = sorted(key for key in keys if getattr(old, key) != getattr(new, key))
+    if fixed:
+        raise ConfigurationError(
+            f"{', '.join(fixed)} cannot change while the router runs, only workers can; restart it, or take that back"
+        )
+    if wrongs := refusals(new):
+        raise ConfigurationError(*wrongs)

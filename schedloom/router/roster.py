@@ -1,0 +1,44 @@
+"""The names of the engines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from schedloom.router.settings import WorkerSettings
+
+_KINDS = {"prefill": "prefiller", "decode": "decoder", None: "engine"}
+
+
+class Roster:
+    """Who is in the fleet, by role and number: the names are shown to clients, addresses are not.
+
+    A name is given once, so that nothing which is known of an engine by its name is ever taken for another's. An engine
+    is the same while nothing but ``drain`` changes in what is said of it.
+    """
+
+    def __init__(self, workers: Sequence[WorkerSettings] = ()) -> None:
+        self.engines: dict[str, WorkerSettings] = {}
+        self._given: Counter[str] = Counter()
+        self.renew(workers)
+
+    def renew(self, workers: Sequence[WorkerSettings]) -> None:
+        names = {_identity(one): name for name, one in self.engines.items()}
+        self.engines = {names.get(_identity(one)) or self._new_name(one): one for one in workers}
+
+    def url_of(self, name: str) -> str | None:
+        engine = self.engines.get(name)
+        return None if engine is None else engine.url
+
+    def name_at(self, url: str) -> str | None:
+        return next((name for name, engine in self.engines.items() if engine.url == url), None)
+
+    def _new_name(self, worker: WorkerSettings) -> str:
+        kind = _KINDS[worker.role]
+        number = self._given[kind]
+        self._given[kind] += 1
+        return f"{kind}-{number}"
+
+
+def _identity(worker: WorkerSettings) -> str:
+    return worker.model_dump_json(exclude={"drain"})
