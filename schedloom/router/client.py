@@ -130,17 +130,20 @@ class HttpUpstream:
 
     async def _open_connection(self, origin: str) -> Connection:
         loop = asyncio.get_running_loop()
-        idle = self._idle[origin]
+        connection = Connection(loop, self._idle[origin], self._open, self._outbox)
         address = _parse(origin)
         try:
-            _, connection = await loop.create_connection(
-                lambda: Connection(loop, idle, self._open, self._outbox),
+            await loop.create_connection(
+                lambda: connection,
                 address.host,
                 address.port,
                 ssl=_tls_context() if address.tls else None,
             )
         except OSError as error:
             raise ConnectFailed(f"{origin}: {error.strerror or error}") from error
+        except asyncio.CancelledError:
+            connection.give_up()
+            raise
         return connection
 
 
@@ -152,7 +155,7 @@ def _give_up(opening: asyncio.Task[Connection]) -> None:
 
 def _close_opened(opening: asyncio.Task[Connection]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().abort()
+        opening.result().give_up()
 
 
 def _may_be_repeated(exchange: Exchange, request: UpstreamRequest, error: BaseException) -> bool:

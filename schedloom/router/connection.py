@@ -231,6 +231,7 @@ class Connection(asyncio.Protocol):
         self._look_at = 0.0
         self._paused = False
         self._said_goodbye = False
+        self._is_unwanted = False
 
     def send(self, request: UpstreamRequest, head: bytes) -> Exchange:
         assert self._exchange is None
@@ -274,15 +275,27 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         self.transport.abort()
 
+    def give_up(self) -> None:
+        """Nobody wants it. Of a connection whose making was cancelled uvloop tells that it is there, before or after, and
+        never that it is gone.
+        """
+        self._is_unwanted = True
+        self._open.discard(self)
+        if self.transport is not None:
+            self.abort()
+
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self._write = functools.partial(self._outbox.put, transport)
+        if self._is_unwanted:
+            return self.abort()
         self._open.add(self)
         tcp = transport.get_extra_info("socket")
         if tcp is not None and tcp.family in (socket.AF_INET, socket.AF_INET6):
             tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return None
 
     def data_received(self, data: bytes) -> None:
         try:
