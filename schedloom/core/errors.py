@@ -86,7 +86,8 @@ def _sentence(complaint: ErrorDetails, model: type[BaseModel], path: str) -> str
         return f"{where} is missing{_nearly(complaint)}"
     found = complaint["input"]
     message = f"{where}: {_message(complaint, model)}" if where else _message(complaint, model)
-    return f"{message}, not {found!r}" if isinstance(found, bool | int | float) else message
+    shown = isinstance(found, bool | int | float) or (kind == "bool_type" and isinstance(found, str))
+    return f"{message}, not {found!r}" if shown else message
 
 
 def _nearly(complaint: ErrorDetails) -> str:

@@ -20,8 +20,8 @@ _Location = tuple[int | str, ...]
 
 class StrictSettings(BaseModel):
     """What somebody writes down is never taken for something else: unknown keys are refused, and so are infinite
-    numbers, booleans in the place of numbers (a ``yes`` of YAML is one) and numbers in that of booleans. A docstring
-    under a field describes it.
+    numbers, booleans in the place of numbers (a ``yes`` of YAML is one) and numbers or words in that of booleans. A
+    docstring under a field describes it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -63,11 +63,15 @@ def _types_in(annotation: Any) -> Iterator[type]:
 
 
 def _mistaken(value: Any, expected: list[type], location: _Location) -> Iterator[InitErrorDetails]:
-    """Every number and boolean within ``value`` that stands where only the other is ``expected``."""
+    """Every number and boolean within ``value`` that stands where only the other is ``expected``, and every word that
+    stands where only a boolean is.
+    """
     numbers = any(issubclass(one, int | float) and one is not bool for one in expected)
     if isinstance(value, bool) and numbers and bool not in expected:
         yield {"type": _NO_NUMBER, "loc": location, "input": value}
-    if isinstance(value, int | float) and not isinstance(value, bool) and bool in expected and not numbers:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_word = isinstance(value, str) and not any(issubclass(one, str) for one in expected)
+    if (is_number or is_word) and bool in expected and not numbers:
         yield {"type": _NO_BOOLEAN, "loc": location, "input": value}
     for key, item in _items_of(value, expected):
         yield from _mistaken(item, expected, (*location, key))

@@ -38,6 +38,8 @@ class Settings(StrictSettings):
         ({"version": True}, "version: must be a number, not True"),
         ({"on": 1}, "on: must be true or false, not 1"),
         ({"on": 0.0}, "on: must be true or false, not 0.0"),
+        ({"on": "yes"}, "on: must be true or false, not 'yes'"),
+        ({"on": "true"}, "on: must be true or false, not 'true'"),
         ({"sizes": [4, True]}, "sizes[1]: must be a number, not True"),
         ({"shares": {"a": True}}, "shares.a: must be a number, not True"),
         ({"seconds": float("inf")}, "seconds: must be a finite number, not inf"),
@@ -93,7 +95,7 @@ def test_one_of_several_models_may_be_chosen_by_a_key() -> None:
 
 
 def test_what_was_meant_is_taken() -> None:
-    written = {"size": "5", "seconds": 2, "on": "yes", "sizes": [4, 8], "inner": {"a": {"on": True}, "b": "c"}}
+    written = {"size": "5", "seconds": 2, "on": True, "sizes": [4, 8], "inner": {"a": {"on": True}, "b": "c"}}
     settings = Settings.model_validate(written)
     assert (settings.size, settings.seconds, settings.on, settings.sizes) == (5, 2.0, True, (4, 8))
     assert settings.inner == {"a": Inner(on=True), "b": "c"}
