@@ -276,8 +276,8 @@ class Connection(asyncio.Protocol):
         self.transport.abort()
 
     def give_up(self) -> None:
-        """Nobody wants it. Of a connection whose making was cancelled uvloop tells that it is there, before or after, and
-        never that it is gone.
+        """Nobody wants it. Of one whose making was cancelled uvloop tells that it is there, before or after, and never
+        that it is gone.
         """
         self._is_unwanted = True
         self._open.discard(self)
