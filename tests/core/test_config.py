@@ -49,7 +49,7 @@ def test_off_or_absent_is_off_whatever_else_stands_there(additional: Any) -> Non
         ),
         (
             {"decoder_append_prefill_enable": "perhaps"},
-            "decoder_append_prefill_enable: must be a valid boolean",
+            "decoder_append_prefill_enable: must be true or false",
         ),
         (
             {"policies": [{"max_append_tokens": 5}]},
