@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from schedloom.router.arrivals import Arrivals
 from schedloom.router.deadlines import Deadlines
-from schedloom.router.dialect import DIALECTS
+from schedloom.router.dialect import DIALECTS, Dialect
 from schedloom.router.exchange import ClientExchange
 from schedloom.router.failures import busy, error_body
 from schedloom.router.outbox import Outbox
@@ -23,14 +23,20 @@ _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header 
 _HEAD = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
 
 
-_BUSY = busy().body
-_REFUSAL = (
+_BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_BUSY), _BUSY)
+    b"content-length: %d\r\n\r\n%b"
 )
+
+
+def _refusal(dialect: Dialect) -> bytes:
+    body = dialect.failure(busy().body)
+    return _BUSY % (len(body), body)
+
+
 _MOST_ASKED = 256
-_REFUSABLE = frozenset(path.encode() for path in DIALECTS)
-_HOLDABLE = tuple(b"POST %b HTTP/1.1\r\n" % path for path in _REFUSABLE)
+_REFUSALS = {path.encode(): _refusal(dialect) for path, dialect in DIALECTS.items()}
+_HOLDABLE = tuple(b"POST %b HTTP/1.1\r\n" % path for path in _REFUSALS)
 _MOST_HELD = 256 * 1024
 
 
@@ -90,7 +96,7 @@ class ClientConnection(asyncio.Protocol):
         self._in_body = False
         self._is_at_rest = True
         self._is_unwanted = False
-        self._is_refusing = False
+        self._refusal = b""
         self._held = b""
         self._arriving: ClientExchange | None = None
         self._answering: ClientExchange | None = None
@@ -191,7 +197,7 @@ class ClientConnection(asyncio.Protocol):
         if self.transport.is_closing():
             return None
         if (self._is_unwanted or not limits.may_come()) and self._is_refusable(target, headers):
-            self._is_refusing = True
+            self._refusal = _REFUSALS[target]
             return None
         parser = self._parser
         keep = parser.should_keep_alive() and parser.get_http_version() == "1.1"
@@ -220,7 +226,7 @@ class ClientConnection(asyncio.Protocol):
         if self._headers:
             self._headers = []  # trailers, which the next request must not inherit
         exchange, self._arriving = self._arriving, None
-        if self._is_refusing:
+        if self._refusal:
             self._refuse_shortly()
         elif exchange is not None:
             exchange.complete()
@@ -342,13 +348,13 @@ class ClientConnection(asyncio.Protocol):
 
     def _is_refusable(self, target: bytes, headers: list[Header]) -> bool:
         """Not in the midst of another answer, nor where a client waits to be told to go on."""
-        is_for_engines = target in _REFUSABLE and self._parser.get_method() == b"POST"
+        is_for_engines = target in _REFUSALS and self._parser.get_method() == b"POST"
         return is_for_engines and self._answering is None and not any(name == b"expect" for name, _ in headers)
 
     def _refuse_shortly(self) -> None:
-        self._is_refusing = False
+        refusal, self._refusal = self._refusal, b""
         self._clients.limits.on_refused()
-        self.write(_REFUSAL)
+        self.write(refusal)
         self.answered(self._parser.should_keep_alive())
 
     def _refuse_head(self) -> None:

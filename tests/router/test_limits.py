@@ -162,6 +162,10 @@ async def test_a_full_router_refuses_before_it_reads_and_goes_on_when_there_is_r
         refused = await exchange(address, post(body=b"{"), post(CLOSE, body=b"{"))
         assert refused.count(b"HTTP/1.1 503 Service Unavailable") == refused.count(b"retry-after: 1") == 2
         assert refused.count(b'"code":"overloaded"') == 2
+        messages = await exchange(address, post(path=b"/v1/messages"), post(CLOSE))
+        assert messages.count(b"HTTP/1.1 503 Service Unavailable") == messages.count(b"retry-after: 1") == 2
+        assert messages.count(b'{"type":"error","error":{"type":"api_error"') == 1
+        assert messages.count(b'"code":"overloaded"') == 1
         assert await seconds_to_a_refusal(address) < 0.01
         assert (await exchange(address, post(CLOSE, path=b"/v1/metaserver?x"))).startswith(b"HTTP/1.1 404")
         assert (await exchange(address, b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")).startswith(b"HTTP/1.1 200")
