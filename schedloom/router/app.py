@@ -19,7 +19,7 @@ from schedloom.router.breaker import Clock
 from schedloom.router.changes import Changes
 from schedloom.router.client import HttpUpstream
 from schedloom.router.deadlines import Deadlines
-from schedloom.router.dialect import DIALECTS
+from schedloom.router.dialect import COMPLETIONS, DIALECTS
 from schedloom.router.endpoint import Door, Generation, read_body
 from schedloom.router.events.listener import Events
 from schedloom.router.events.none import NobodyTells
@@ -256,7 +256,8 @@ class _WrongMethod:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         failure = Failure.own(405, f"The method must be {self._methods}.", "method_not_allowed")
         failure.headers = [(b"allow", self._methods.encode())]
-        await Reply(line_of(scope, receive, send)).fail(failure)
+        dialect = DIALECTS.get(scope["path"], COMPLETIONS)
+        await Reply(line_of(scope, receive, send), dialect).fail(failure)
 
 
 async def _nothing() -> None:

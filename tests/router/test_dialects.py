@@ -104,8 +104,9 @@ async def test_the_routers_errors_to_clients_of_messages_are_of_their_api(bench:
     wrong = await router.client.post(path, b"{", key)
     d.script = [Answer(200, EVENTS, [BROKEN])]
     failed = await router.client.post(path, BODY, key)
-    kinds = {401: "authentication_error", 400: "invalid_request_error", 502: "api_error"}
-    for received in (refused, wrong, failed):
+    asked_wrongly = await router.client.get(path)
+    kinds = {401: "authentication_error", 400: "invalid_request_error", 502: "api_error", 405: "invalid_request_error"}
+    for received in (refused, wrong, failed, asked_wrongly):
         error = received.json["error"]
         assert received.json == {
             "type": "error",
