@@ -126,6 +126,11 @@ async def test_what_a_start_cannot_know_is_said(bench: Make, caplog: pytest.LogC
     assert f"whether {made.engines[0].origin} keeps KV" in said
 
 
+async def test_what_a_start_is_refused_for_is_not_logged_too(caplog: pytest.LogCaptureFixture) -> None:
+    told = await refusal([prefiller(), decoder(block_size=64)])
+    assert "--block-size" in told and "--block-size" not in caplog.text
+
+
 async def test_without_append_prefill_decoders_need_nothing_of_it() -> None:
     await started([prefiller(), decoder(features=[], prefix_caching=False)], append=False)
 

@@ -15,10 +15,12 @@ import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI
 
 from schedloom.core.errors import ConfigurationError
+from schedloom.core.wire import Role
+from schedloom.router import serve as serving
 from schedloom.router.app import RouterApp
 from schedloom.router.serve import listen, run
 from schedloom.router.settings import RouterSettings, router_settings
-from tests.router.fakes import BROKEN, EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
+from tests.router.fakes import BROKEN, EVENTS, Answer, FakeEngine, contract, decoder, event_bytes, prefiller
 from tests.router.sockets import asgi, router_process, served
 
 pytestmark = pytest.mark.anyio
@@ -192,6 +194,23 @@ def test_a_port_in_use_is_told() -> None:
 def test_no_engine_is_told() -> None:
     with pytest.raises(ConfigurationError, match="no Prefiller can be reached"):
         run(router_settings({"port": 0, "workers": [{"url": "http://127.0.0.1:1"}]}), never)
+
+
+async def test_what_a_start_cannot_know_is_said_before_it_serves(
+    town: Town, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for tuning in ("_spare_the_collector", "_keep_freed_memory"):
+        monkeypatch.setattr(serving, tuning, lambda: None)
+    town.p.contract = contract(Role.PRODUCER, kv_lease_seconds=None)
+    settings = router_settings({"workers": [{"url": worker.origin} for worker in town.app.fleet.workers]})
+    said: list[str] = []
+
+    def ready() -> None:
+        said.extend(record.message for record in caplog.records if record.message.startswith("not checked: "))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    await serving.serve(settings, RouterApp(settings), listen("127.0.0.1", 0), ready)
+    assert [f"whether {town.app.fleet.workers[0].origin} keeps KV" in one for one in said] == [True]
 
 
 @asynccontextmanager
