@@ -98,9 +98,9 @@ class RouterApp:
         self._created = int(time.time())
         self._routes = self._route_table()
 
-    async def start(self) -> None:
-        """Raises ConfigurationError when the engines do not make a fleet."""
-        await self.membership.start()
+    async def start(self, *, is_first: bool = True) -> None:
+        """Raises ConfigurationError when the engines do not make a fleet, unless others serve them already."""
+        await (self.membership.start() if is_first else self.membership.join())
         self._standing.start()
         if self._events is not None:
             self._events.start()

@@ -48,6 +48,11 @@ class Membership:
         self._looks: dict[Worker, asyncio.Task[None]] = {}
         self._loop: asyncio.Task[None] | None = None
 
+    async def join(self) -> None:
+        """Look at every engine, and keep looking: the fleet serves already, whoever is missing or does not fit."""
+        self._loop = asyncio.create_task(self._keep_looking())
+        await self.look_at_all()
+
     async def start(self) -> None:
         """Look at every engine, waiting for those that are still starting, then keep looking.
 

@@ -53,13 +53,21 @@ async def _serve(settings: RouterSettings, again: Again) -> None:
         await serve(settings, app, listener, lambda: announce(address))
 
 
-async def serve(settings: RouterSettings, app: RouterApp, listener: socket.socket, ready: Callable[[], None]) -> None:
+async def serve(
+    settings: RouterSettings,
+    app: RouterApp,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    *,
+    is_first: bool = True,
+) -> None:
     """Serve ``app`` on ``listener``, which listens once the engines are known, until SIGTERM or SIGINT.
 
-    ``ready`` is called when it begins. Raises ConfigurationError when the router cannot start as configured.
+    ``ready`` is called when it begins. ``is_first`` is false where other processes serve already. Raises
+    ConfigurationError when the router cannot start as configured.
     """
     try:
-        await app.start()
+        await app.start(is_first=is_first)
         await tell_doubts(settings, app)
         _spare_the_collector()
         _keep_freed_memory()

@@ -291,10 +291,23 @@ async def test_a_process_that_is_replaced_knows_the_engines_by_the_names_of_the_
         router.write(p, one, two)
         await router.until(engine_0_ready=2, engine_2_ready=2, engine_3_ready=2)
         for child in router.children:
-            os.kill(child, signal.SIGHUP)
+            os.kill(child, signal.SIGHUP)  # as a terminal does, and only the supervisor heeds
         turns = [(await router.ask("s")).headers["x-schedloom-decision"] for _ in range(8)]
         assert turns == ["pd", *["append"] * 7]
         assert len(router.children & before) == 1
+
+
+async def test_a_process_is_replaced_though_an_engine_that_came_later_does_not_fit(tmp_path: Path) -> None:
+    p, d, odd = engines = [prefiller(), decoder(0), decoder(1, block_size=64)]
+    async with routed(tmp_path, engines, 2, "--workers", "2") as router:
+        router.write(p, d, odd)
+        await router.until(engine_0_ready=2, engine_1_ready=2, engine_2_quarantined=2)
+        victim, before = min(router.children), router.children
+        os.kill(victim, signal.SIGKILL)
+        while len(router.children - before) < 1:
+            await asyncio.sleep(0.05)
+        await router.until(engine_0_ready=2, engine_1_ready=2, engine_2_quarantined=2)
+        assert len(router.children & before) == 1 and "cannot start" not in router.log
 
 
 async def test_a_start_with_an_engine_that_drains_serves_by_the_others(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ SIZE_BYTES: Final = 4
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """``engines`` are named, ``room`` is the folder that the processes of one router share, in which each has a
-    ``place`` of its own.
+    ``place`` of its own. ``is_first`` is false where it stands in for a process that has died.
     """
 
     settings: RouterSettings
@@ -27,6 +27,7 @@ class Assignment:
     room: Path
     place: int
     log_level: int
+    is_first: bool = True
 
     @property
     def sessions(self) -> Path:

@@ -46,7 +46,8 @@ async def _serve() -> None:
     store = open_store(settings, roster) or SharedSessions(assignment.sessions, settings.session_idle_seconds)
     app = RouterApp(settings, sessions=store, metrics=Metrics(assignment.figures), roster=roster)
     following = asyncio.create_task(_follow(supervisor, app))
-    await serve(settings, app, bind(settings.host, settings.port, shared=True), lambda: _say(()))
+    listener = bind(settings.host, settings.port, shared=True)
+    await serve(settings, app, listener, lambda: _say(()), is_first=assignment.is_first)
     following.cancel()
 
 

@@ -91,6 +91,7 @@ class _Supervisor:
     async def _serve(self) -> None:
         places = range(self._settings.processes)
         started = await asyncio.gather(*map(self._start, places))
+        self._assignment = replace(self._assignment, is_first=False)
         complaints = [sentence for _, sentences in started for sentence in sentences]
         if complaints and not self._stopping.is_set():
             raise ConfigurationError(*dict.fromkeys(complaints))
