@@ -80,7 +80,7 @@ class RouterApp:
             self._upstream, self.fleet, selection, lessons, self.membership.suspect, settings, self.metrics, clock
         )
         self._changes = Changes(
-            self.fleet, self.roster, self.membership, self._upstream, self._attempts.need, settings, clock
+            self.fleet, self.roster, self.membership, self._upstream, self._attempts.need, self.metrics, settings, clock
         )
         reads_tokens = any(policy.reads_tokens for policy in policies.policies)
         tokens = Tokens(self._upstream, self.fleet, settings, self.metrics) if reads_tokens else None

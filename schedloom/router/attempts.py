@@ -37,7 +37,11 @@ _Serve = Callable[[Effort, Target | None], Awaitable[Outcome]]
 
 
 class Attempts:
-    """Makes attempts. Each raises Failure while the client has nothing yet, or returns how it ended."""
+    """Makes attempts. Each raises Failure while the client has nothing yet, or returns how it ended.
+
+    ``beginning`` are the requests under way that may still be given to others: by their efforts, as long as attempts
+    are made for them.
+    """
 
     def __init__(
         self,
@@ -51,7 +55,7 @@ class Attempts:
         clock: Clock,
     ) -> None:
         self._fleet = fleet
-        self._beginning: dict[Effort, Reply] = {}
+        self.beginning: dict[Effort, Reply] = {}
         self._resuming: set[Effort] = set()
         self._metrics = metrics
         self._budget = RetryBudget(clock)
@@ -108,7 +112,7 @@ class Attempts:
         too late for the Prefiller's lease.
         """
         self._budget.count_request()
-        self._beginning[effort] = reply
+        self.beginning[effort] = reply
         try:
             while True:
                 try:
@@ -125,7 +129,7 @@ class Attempts:
                 self._metrics.retries.inc()
                 target = None
         finally:
-            del self._beginning[effort]
+            del self.beginning[effort]
 
     def _may_help(self, effort: Effort, needed: int) -> bool:
         return effort.left >= needed and effort.may_help(self._fleet, prefills=needed > 1)
@@ -169,7 +173,7 @@ class Attempts:
         """
         if worker.in_flight or worker.lends:
             return True
-        going_on = [effort for effort, reply in self._beginning.items() if not reply.started]
+        going_on = [effort for effort, reply in self.beginning.items() if not reply.started]
         going_on += self._resuming
         if any(effort.needs(worker) for effort in going_on):
             return True

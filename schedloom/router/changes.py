@@ -11,6 +11,7 @@ from schedloom.router.breaker import Clock
 from schedloom.router.checks import doubt
 from schedloom.router.fleet import Fleet, Health, Worker
 from schedloom.router.membership import Membership
+from schedloom.router.metrics import Metrics
 from schedloom.router.roster import Roster
 from schedloom.router.settings import RouterSettings
 from schedloom.router.transfer.background import stopped
@@ -34,6 +35,7 @@ class Changes:
         membership: Membership,
         upstream: Upstream,
         needs: Callable[[Worker], bool],
+        metrics: Metrics,
         settings: RouterSettings,
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -43,6 +45,7 @@ class Changes:
         self._membership = membership
         self._upstream = upstream
         self._needs = needs
+        self._metrics = metrics
         self._settings = settings
         self._clock = clock
         self._sleep = sleep
@@ -123,5 +126,6 @@ class Changes:
         if worker in self._welcomes:
             await stopped(self._welcomes[worker])
         await self._membership.forget(worker)
+        self._metrics.forget(worker.name)
         if all(one.origin != worker.origin for one in self._fleet.workers):
             self._upstream.forget(worker.origin)

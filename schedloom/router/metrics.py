@@ -126,6 +126,10 @@ class Metrics:
         if pace is not None:
             self._paces.took((route,), pace)
 
+    def forget(self, engine: str) -> None:
+        """It is gone, and its name is not given again."""
+        self.transfer_refusals.remove(engine)
+
     def local_attempt(self, result: str) -> None:
         self.local_attempts.inc()
         self.local_results.labels(result).inc()

@@ -82,6 +82,7 @@ class Pipeline:
         """A local attempt, and the ordinary way once when it is turned away, or fails before any output."""
         effort, may_go_on = Effort(), self._fleet.has_both
         effort.asks(target.worker)
+        self._attempts.beginning[effort] = reply
         try:
             outcome = await self._append_only(call, reply, target)
             if outcome is not Outcome.REJECTED:
@@ -91,6 +92,8 @@ class Pipeline:
             if not failure.is_the_engines_fault:
                 raise
             effort.failed(failure)
+        finally:
+            del self._attempts.beginning[effort]
         return await self._attempts.prefill_decode(call, reply, "fallback", effort=effort, has_begun=may_go_on)
 
     async def _append_only(self, call: Call, reply: Reply, target: Target) -> Outcome:

@@ -9,6 +9,7 @@ import logging
 import math
 import random
 import re
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
@@ -30,7 +31,17 @@ from schedloom.router.settings import WorkerSettings, router_settings
 from schedloom.router.upstream import UpstreamRequest
 from tests.router.client import Client
 from tests.router.conftest import Bench, Make
-from tests.router.fakes import EVENTS, Answer, FakeEngine, Seen, decoder, event_bytes, prefiller, transfer_parameters
+from tests.router.fakes import (
+    EVENTS,
+    Answer,
+    FakeEngine,
+    Seen,
+    contract,
+    decoder,
+    event_bytes,
+    prefiller,
+    transfer_parameters,
+)
 from tests.router.sockets import asgi, served
 
 pytestmark = pytest.mark.anyio
@@ -237,6 +248,23 @@ async def test_an_engine_that_is_named_again_has_nothing_of_its_former_self(benc
     await until(lambda: list(router.states) == ["engine-0", "engine-3"])
 
 
+async def test_nothing_is_kept_of_what_an_engine_that_is_gone_told(bench: Make) -> None:
+    p, other, d = prefiller(0), prefiller(1), decoder()
+    p.contract = contract(Role.PRODUCER, kv_endpoints=[])
+    router = await bench(p, d)
+    assert (await completion(router)).status == 200
+    p.always = whole(kv_transfer_params={"remote_host": [1]})
+    assert (await completion(router)).status == 502
+    assert router.count("transfer_refusals_total", engine="engine-0") == 1
+    gone = weakref.ref(router.app.fleet.workers[0])
+    router.renew(other, d)
+    await until(lambda: router.app.fleet.serves and "engine-0" not in router.states)
+    await asyncio.sleep(2 * LOOK_SECONDS)
+    gc.collect()
+    assert gone() is None
+    assert b"engine-0" not in (await router.client.get("/metrics")).body
+
+
 async def test_a_restart_while_it_drains_ends_its_sessions_life(bench: Make) -> None:
     """It does not tell its epoch, so that only the trouble with it shows that it may have been restarted."""
     p, d = prefiller(), FakeEngine("http://d0:1", None)
@@ -298,7 +326,10 @@ async def test_no_request_that_is_under_way_fails(
     await until(lambda: router.states.get("engine-0" if kind == "Prefiller" else "engine-1") in ("drained", None))
 
 
-async def test_a_turned_away_turn_of_a_router_whose_prefillers_drain_may_still_go_by_one(bench: Make) -> None:
+@pytest.mark.parametrize("leaves", ["marked", "gone"])
+async def test_a_turned_away_turn_of_a_router_whose_prefillers_drain_may_still_go_by_one(
+    bench: Make, leaves: str
+) -> None:
     p, d, gate = prefiller(), decoder(), asyncio.Event()
     router = await bench(p, d)
     await router.client.chat("s")
@@ -307,10 +338,16 @@ async def test_a_turned_away_turn_of_a_router_whose_prefillers_drain_may_still_g
     before = len(d.seen)
     asked = asyncio.create_task(router.client.chat("s"))
     await until(lambda: len(d.seen) == before + 1)
-    router.renew(p, d, drain=p)
+    if leaves == "marked":
+        router.renew(p, d, drain=p)
+    else:
+        router.renew(d)
+    await asyncio.sleep(2 * LOOK_SECONDS)
+    assert router.states["engine-0"] == "draining"
     gate.set()
     received = await asked
     assert (received.status, received.decision) == (200, "fallback")
+    await until(lambda: router.states.get("engine-0") in ("drained", None))
     d.holds = False
     assert (await router.client.chat("s")).status == 503
     assert (await router.client.chat("t")).status == 503
@@ -432,7 +469,7 @@ def _sizes(app: RouterApp) -> dict[str, int]:
         "looks": len(app.membership._looks),
         "connections that nobody keeps": len(upstream._open) - sum(map(len, upstream._idle.values())),
         "origins": len(upstream._idle),
-        "passes": len(app._attempts._beginning) + len(app._attempts._resuming),
+        "passes": len(app._attempts.beginning) + len(app._attempts._resuming),
         "pages": len(app.metrics.exposition().splitlines()),
         "targets": sum(isinstance(one, Worker | Target) for one in gc.get_objects()),
     }

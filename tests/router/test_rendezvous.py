@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -151,3 +152,40 @@ async def test_a_place_that_is_too_busy_gives_its_sessions_to_the_next(bench: Ma
         second.append(homes(decoders))
     assert second[0] == second[1] and set(second[0]) == set(theirs)
     assert busy.origin not in {origin for origin, _ in second[0].values()}
+
+
+@pytest.mark.parametrize("leaves", ["marked", "gone"])
+async def test_only_the_sessions_of_an_engine_that_drains_move_and_they_come_home_with_it(
+    bench: Make, leaves: str
+) -> None:
+    """Another name it may have by then."""
+    prefillers, decoders = fleet()
+    everybody = [*prefillers, *decoders]
+    router = await bench(*everybody, policies=POLICIES, append=False)
+    before = await anew(router, prefillers, decoders)
+
+    for leaving in (prefillers[0], decoders[0]):
+        rest = [engine for engine in everybody if engine is not leaving]
+        router.renew(*(everybody if leaves == "marked" else rest), drain=leaving)
+        meanwhile = await anew(router, prefillers, decoders)
+        assert {one for one in before if meanwhile[one] != before[one]} == {
+            one for one, (origin, _) in before.items() if origin == leaving.origin
+        }
+        router.renew(*everybody)
+        await all_ready(router, len(everybody))
+        assert await anew(router, prefillers, decoders) == before
+
+
+async def all_ready(router: Bench, count: int) -> None:
+    for _ in range(500):
+        if list(router.states.values()) == ["ready"] * count:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"it did not come to that in time: {router.states}")
+
+
+async def anew(router: Bench, prefillers: Sequence[FakeEngine], decoders: Sequence[FakeEngine]) -> Homes:
+    """Where first turns go."""
+    forget([*prefillers, *decoders])
+    await turns(router, FIRST)
+    return homes(prefillers) | {f"{session}, decoded": home for session, home in homes(decoders).items()}
