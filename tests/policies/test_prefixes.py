@@ -10,7 +10,7 @@ from schedloom.core.routing import AttemptReport, Ending, Leg
 from schedloom.policies.prefill_cost import PrefillCost
 from schedloom.policies.prefix_aware import PrefixAware
 from schedloom.policies.prefix_aware.policy import PrefixAwareSettings
-from schedloom.policies.prefix_aware.table import PrefixTable
+from schedloom.policies.prefix_aware.table import MOST_PLACES, PrefixTable
 from tests.policies.routing import CONTRACT, FakeCandidate, answered, asked, request
 
 SYSTEM = bytes(range(256)) * 16
@@ -87,6 +87,16 @@ def test_the_table_is_bounded_and_forgets_what_nobody_asks_for() -> None:
     table.learn(range(100, 200), answered(A))
     assert len(table) == 8
     assert table.matches(range(100, 200), [A]) == [8]
+
+
+def test_a_block_that_all_ask_for_forgets_engines_that_are_gone() -> None:
+    table = PrefixTable(8)
+    for number in range(3 * MOST_PLACES):
+        table.learn([1], answered(FakeCandidate(f"engine-{number}")))
+        table.learn([1], answered(A))
+    assert len(table._seen[1]) <= MOST_PLACES + 1
+    newest, oldest = FakeCandidate(f"engine-{3 * MOST_PLACES - 1}"), FakeCandidate("engine-0")
+    assert table.matches([1], [A, newest, oldest]) == [1, 1, 0]
 
 
 def test_cost_weighs_new_prefill_against_the_requests_beside_it() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from typing import Final
 
 from schedloom.core.routing import AttemptReport, Candidate, Ending, Leg
+
+MOST_PLACES: Final = 1024
+"""Lives of engines, by rank, that a block remembers at most: engines come and go, a block that all ask for stays."""
 
 _Place = tuple[str, str, int]
 _NOBODY: frozenset[_Place] = frozenset()
@@ -17,6 +21,7 @@ class PrefixTable:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._seen: OrderedDict[Hashable, set[_Place]] = OrderedDict()
+        self._lately: OrderedDict[_Place, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -38,11 +43,21 @@ class PrefixTable:
         if report.ending is not Ending.ANSWERED or (report.leg is Leg.APPEND and not report.output_tokens):
             return
         place = _place(report.candidate)
+        self._answered(place)
         for block in reversed(blocks):
-            self._seen.setdefault(block, set()).add(place)
+            seen = self._seen.setdefault(block, set())
+            seen.add(place)
+            if len(seen) > MOST_PLACES:
+                seen.intersection_update(self._lately)
             self._seen.move_to_end(block)
         while len(self._seen) > self._capacity:
             self._seen.popitem(last=False)
+
+    def _answered(self, place: _Place) -> None:
+        self._lately[place] = None
+        self._lately.move_to_end(place)
+        if len(self._lately) > MOST_PLACES:
+            self._lately.popitem(last=False)
 
 
 def _place(candidate: Candidate) -> _Place:
