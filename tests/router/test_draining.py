@@ -137,7 +137,8 @@ async def test_how_a_drain_goes_is_shown_and_logged(bench: Make, caplog: pytest.
     assert 'schedloom_router_engine_state{engine="engine-1",state="draining"} 1.0' in page
     assert 'schedloom_router_engine_state{engine="engine-1",state="ready"} 0.0' in page
     assert 'schedloom_router_engine_in_flight{engine="engine-1",rank="0"} 1.0' in page
-    assert (await completion(router)).status == 503
+    refused = [await asyncio.wait_for(completion(router, n=n), 5) for n in (1, 2)]
+    assert [(one.status, one.json["error"]["code"]) for one in refused] == [(503, "no_decoder")] * 2
     assert (await router.client.get("/v1/models")).json["data"] == []
     gate.set()
     assert (await asked).body.endswith(b"data: [DONE]\n\n")
@@ -351,6 +352,23 @@ async def test_a_turned_away_turn_of_a_router_whose_prefillers_drain_may_still_g
     d.holds = False
     assert (await router.client.chat("s")).status == 503
     assert (await router.client.chat("t")).status == 503
+
+
+@pytest.mark.parametrize("failing", ["Prefiller", "Decoder"])
+async def test_what_fails_is_tried_again_by_others_though_the_last_of_the_other_kind_drains(
+    bench: Make, failing: str
+) -> None:
+    p, d, gate = prefiller(), decoder(), asyncio.Event()
+    one, last = (p, d) if failing == "Prefiller" else (d, p)
+    other = prefiller(7) if failing == "Prefiller" else decoder(7)
+    router = await bench(one, last, other)
+    one.script = [held(Answer.error(500), gate)]
+    asked = [asyncio.create_task(completion(router)) for _ in range(2)]
+    await until(lambda: len(one.seen) == 1)
+    router.renew(one, last, other, drain=last)
+    await asyncio.sleep(2 * LOOK_SECONDS)
+    gate.set()
+    assert {(await received).status for received in asked} == {200}
 
 
 class Watched(SimulatedUpstream):
