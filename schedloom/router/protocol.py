@@ -134,9 +134,6 @@ class ClientConnection(asyncio.Protocol):
             if self._held or (not self._clients.arrivals.may_begin() and data.startswith(_HOLDABLE)):
                 return self._hold(data)
             self._is_at_rest = False
-        return self._read(data)
-
-    def _read(self, data: bytes) -> None:
         self._bytes_beside += len(data)
         try:
             self._parser.feed_data(data)
@@ -250,7 +247,7 @@ class ClientConnection(asyncio.Protocol):
         if len(data) > _MOST_HELD:
             self.transport.resume_reading()
         self._is_at_rest = False
-        self._read(data)
+        self.data_received(data)
 
     def turn_away(self) -> None:
         self._is_unwanted = True

@@ -54,11 +54,12 @@ def _are_blocks(value: Any) -> bool:
     """Numbers of blocks, for each group of layers or for all of them."""
     if not isinstance(value, list):
         return value is None
-    groups = value if value and isinstance(value[0], list) else [value]
-    if len(groups) > _MOST_GROUPS or not all(map(_is_list, groups)):
-        return False
     try:
-        return sum([len(array("I", group)) for group in groups]) <= _MOST_BLOCKS
+        if not (value and isinstance(value[0], list)):
+            return len(array("I", value)) <= _MOST_BLOCKS
+        if len(value) > _MOST_GROUPS or not all(map(_is_list, value)):
+            return False
+        return sum([len(array("I", group)) for group in value]) <= _MOST_BLOCKS
     except (TypeError, OverflowError):
         return False
 
