@@ -11,7 +11,7 @@ from schedloom.router.call import Call, new_request_id
 from schedloom.router.dispatch import Dispatcher
 from schedloom.router.effort import A_PASS, Effort
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Doubt, Fleet, Target, Worker
+from schedloom.router.fleet import Doubt, Fleet
 from schedloom.router.learning import Lessons
 from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome
@@ -28,6 +28,7 @@ from schedloom.router.transfer.pull_back import PullBack
 from schedloom.router.transfer.push import PushTransfer
 from schedloom.router.transfer.terms import Terms
 from schedloom.router.upstream import TooLate, Upstream
+from schedloom.router.worker import Target, Worker
 
 log = logging.getLogger(__name__)
 

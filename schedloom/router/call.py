@@ -12,10 +12,10 @@ from schedloom.core.routing import RouteRequest
 from schedloom.router.body import NO_MARKS, GenerationBody, Marks
 from schedloom.router.bounds import OutputBounds
 from schedloom.router.dialect import DIALECTS
-from schedloom.router.fleet import Worker
 from schedloom.router.headers import ClientHeaders, SessionNames, session_of
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tenants import EVERYBODY, Tenant
+from schedloom.router.worker import Worker
 
 if TYPE_CHECKING:
     from schedloom.router.traces import Trace

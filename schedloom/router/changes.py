@@ -9,13 +9,14 @@ from typing import Final
 
 from schedloom.router.breaker import Clock
 from schedloom.router.checks import doubt
-from schedloom.router.fleet import Fleet, Health, Worker
+from schedloom.router.fleet import Fleet
 from schedloom.router.membership import Membership
 from schedloom.router.metrics import Metrics
 from schedloom.router.roster import Roster
 from schedloom.router.settings import RouterSettings
 from schedloom.router.transfer.background import stopped
 from schedloom.router.upstream import Upstream
+from schedloom.router.worker import Health, Worker
 
 log = logging.getLogger(__name__)
 

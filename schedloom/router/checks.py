@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from schedloom.core.wire import DECLARED_EPOCH, EngineContract, Role
-from schedloom.router.fleet import APPEND_FEATURE, Worker
 from schedloom.router.settings import OWNER_POLICY, RouterSettings, WorkerSettings
 from schedloom.router.transfer.modes import CONNECTORS, Mode, families, mode_of, named, tells_nothing_spoken
+from schedloom.router.worker import APPEND_FEATURE, Worker
 
 Member = tuple[Worker, EngineContract]
 

@@ -9,8 +9,8 @@ from schedloom.core.diagnosis import Prospect
 from schedloom.core.policy import Policy
 from schedloom.router.checks import KINDS, Member, complaints, doubt, unnamed
 from schedloom.router.extras import missing
-from schedloom.router.fleet import Worker
 from schedloom.router.settings import BY_OPTIONS, RouterSettings
+from schedloom.router.worker import Worker
 
 
 def forecast(values: Mapping[str, Any], section: RouterSettings, policies: Sequence[Policy]) -> Prospect:

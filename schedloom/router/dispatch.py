@@ -13,7 +13,6 @@ from schedloom.core.continuation import CONTINUABLE_KEY
 from schedloom.core.routing import Leg
 from schedloom.router.call import Call
 from schedloom.router.failures import KEY_REFUSED, Failure
-from schedloom.router.fleet import Service, Target, Worker
 from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, session_value
 from schedloom.router.learning import Lessons
 from schedloom.router.metrics import Metrics
@@ -31,6 +30,7 @@ from schedloom.router.upstream import (
     UpstreamRequest,
     lines_of,
 )
+from schedloom.router.worker import Service, Target, Worker
 
 log = logging.getLogger(__name__)
 

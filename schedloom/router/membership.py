@@ -12,7 +12,7 @@ from schedloom.core.errors import ConfigurationError, explain
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
 from schedloom.router.checks import KINDS, complaint, unnamed
 from schedloom.router.failures import KEY_REFUSED
-from schedloom.router.fleet import LEAVING, SERVING, Fleet, Health, Worker
+from schedloom.router.fleet import Fleet
 from schedloom.router.settings import RouterSettings
 from schedloom.router.transfer.background import stopped
 from schedloom.router.upstream import (
@@ -24,6 +24,7 @@ from schedloom.router.upstream import (
     UpstreamRequest,
     lines_of,
 )
+from schedloom.router.worker import LEAVING, SERVING, Health, Worker
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from schedloom.router.call import Call
 from schedloom.router.continuation import Continuation
 from schedloom.router.effort import Effort
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet, Health, Target
+from schedloom.router.fleet import Fleet
 from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
@@ -21,6 +21,7 @@ from schedloom.router.selection import Excuses, Selection
 from schedloom.router.sessions import SessionKey, SessionsAtHand, SessionStore
 from schedloom.router.settings import RouterSettings
 from schedloom.router.tokens import Tokens
+from schedloom.router.worker import Health, Target
 
 
 class Pipeline:

@@ -13,8 +13,9 @@ from schedloom.core.composition import Hook, PolicySet
 from schedloom.core.routing import Leg, Residency
 from schedloom.router.breaker import Clock
 from schedloom.router.call import Call
-from schedloom.router.fleet import NO_DOUBTS, Doubts, Fleet, Target, in_turn
+from schedloom.router.fleet import NO_DOUBTS, Doubts, Fleet, in_turn
 from schedloom.router.metrics import Metrics
+from schedloom.router.worker import Target
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from schedloom.router.fleet import Fleet, Health
+from schedloom.router.fleet import Fleet
 from schedloom.router.metrics import Metrics
+from schedloom.router.worker import Health
 
 PUBLISHED_EVERY_SECONDS: Final = 1.0
 

@@ -5,8 +5,9 @@ from contextlib import suppress
 from schedloom.core.wire import Role
 from schedloom.router.breaker import BASE_SECONDS, CONSECUTIVE_FAILURES, Breaker, RetryBudget
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet, Worker
+from schedloom.router.fleet import Fleet
 from schedloom.router.settings import WorkerSettings
+from schedloom.router.worker import Worker
 from tests.router.fakes import Answer, FakeResponse, contract, prefiller
 
 

@@ -21,7 +21,6 @@ from schedloom.core.wire import REJECTION_PREFIX, Role
 from schedloom.router import changes
 from schedloom.router.app import RouterApp
 from schedloom.router.client import HttpUpstream
-from schedloom.router.fleet import Target, Worker
 from schedloom.router.laboratory.clock import simulate
 from schedloom.router.laboratory.engines import Faults, SimulatedEngine, SimulatedResponse, SimulatedUpstream
 from schedloom.router.laboratory.promises import wrongs_of_town
@@ -29,6 +28,7 @@ from schedloom.router.laboratory.town import Town
 from schedloom.router.roster import Roster
 from schedloom.router.settings import WorkerSettings, router_settings
 from schedloom.router.upstream import UpstreamRequest
+from schedloom.router.worker import Target, Worker
 from tests.router.client import Client
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import (

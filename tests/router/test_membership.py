@@ -12,11 +12,11 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.core.wire import Role
 from schedloom.router.app import RouterApp
 from schedloom.router.checks import complaint
-from schedloom.router.fleet import Health, Worker
 from schedloom.router.serve import tell_doubts
 from schedloom.router.settings import WorkerSettings, router_settings
 from schedloom.router.transfer.modes import Mode
 from schedloom.router.upstream import TimedOut
+from schedloom.router.worker import Health, Worker
 from tests.router.conftest import Make, settings_for
 from tests.router.fakes import Answer, FakeEngine, FakeUpstream, contract, decoder, prefiller
 

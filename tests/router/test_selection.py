@@ -19,12 +19,13 @@ from schedloom.core.wire import Role
 from schedloom.router.call import Call, read_call
 from schedloom.router.events.none import NobodyTells
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Doubt, Fleet, Health, Worker
+from schedloom.router.fleet import Doubt, Fleet
 from schedloom.router.headers import ClientHeaders
 from schedloom.router.learning import Lessons
 from schedloom.router.metrics import Metrics
 from schedloom.router.selection import Excuses, Selection, View
 from schedloom.router.settings import WorkerSettings
+from schedloom.router.worker import Health, Worker
 from tests.core.fakes import FakeRegistry
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, contract, decoder, prefiller

@@ -7,10 +7,10 @@ from typing import Any
 from schedloom.core.routing import SessionOwner
 from schedloom.core.wire import is_local_attempt
 from schedloom.router.app import RouterApp
-from schedloom.router.fleet import Worker
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tenants import EVERYBODY
 from schedloom.router.upstream import UpstreamRequest
+from schedloom.router.worker import Worker
 
 TURNS_AWAY = "append_prefill"
 """Without it a Decoder makes the best of every local attempt."""

@@ -12,13 +12,13 @@ from typing import Any
 
 from schedloom.router.dispatch import Dispatcher
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Target
 from schedloom.router.relay import Outcome
 from schedloom.router.transfer.background import Background, stopped
 from schedloom.router.transfer.callbacks import Callbacks, Parameters
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.terms import Terms
 from schedloom.router.upstream import TooLate
+from schedloom.router.worker import Target
 
 
 class LayerwiseTransfer:

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from schedloom.router.call import Call
 from schedloom.router.effort import Effort
-from schedloom.router.fleet import Target
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
 from schedloom.router.selection import Selection
+from schedloom.router.worker import Target
 
 
 @dataclass(slots=True)

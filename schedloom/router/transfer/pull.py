@@ -9,12 +9,12 @@ from typing import Any
 from schedloom.router.call import Call
 from schedloom.router.dispatch import Dispatch, Dispatcher, transfer_parameters
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Target
 from schedloom.router.relay import Outcome
 from schedloom.router.transfer.background import Background
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.pull_back import Loan, PullBack
 from schedloom.router.transfer.terms import Terms
+from schedloom.router.worker import Target
 
 Choose = Callable[[Call], Target]
 

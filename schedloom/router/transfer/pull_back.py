@@ -19,11 +19,12 @@ from schedloom.router.body import are_token_ids
 from schedloom.router.breaker import Clock
 from schedloom.router.call import Call
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet, Target, Worker
+from schedloom.router.fleet import Fleet
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tokens import Tokens
 from schedloom.router.transfer.terms import Terms
 from schedloom.router.transfer.turn import Turn
+from schedloom.router.worker import Target, Worker
 
 _Told = TypeVar("_Told")
 

@@ -16,12 +16,12 @@ from typing import Any
 from schedloom.router.call import Call
 from schedloom.router.dispatch import Dispatch, Dispatcher, Interrupted, Unreached
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Target
 from schedloom.router.relay import Outcome
 from schedloom.router.sse import is_end, tells_an_error
 from schedloom.router.transfer.background import Background, stopped
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.upstream import TooLate
+from schedloom.router.worker import Target
 
 Choose = Callable[[Call], Target]
 

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 from schedloom.core.wire import EngineContract, KvEndpoint
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Target, Worker
 from schedloom.router.metrics import Metrics
+from schedloom.router.worker import Target, Worker
 
 log = logging.getLogger(__name__)
 
