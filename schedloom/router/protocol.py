@@ -134,13 +134,16 @@ class ClientConnection(asyncio.Protocol):
             if self._held or (not self._clients.arrivals.may_begin() and data.startswith(_HOLDABLE)):
                 return self._hold(data)
             self._is_at_rest = False
-        self._bytes_beside += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            return self._decline_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            return self._refuse(400, "The request is not HTTP/1.1.", "invalid_http")
+        more = data
+        while more:
+            self._bytes_beside += len(more)
+            try:
+                self._parser.feed_data(more)
+                more = b""
+            except httptools.HttpParserUpgrade as upgrade:
+                more = self._decline_upgrade(more[upgrade.args[0] :])
+            except httptools.HttpParserError:
+                return self._refuse(400, "The request is not HTTP/1.1.", "invalid_http")
         if self._bytes_beside > self._clients.limits.max_header_bytes:
             self._refuse_head()
         elif self._in_body:
@@ -149,17 +152,19 @@ class ClientConnection(asyncio.Protocol):
             self._allow(self._clients.heads, self._head_is_late)
         return None
 
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """Read the request again as one that asks for no other protocol: it would be read without its body."""
+    def _decline_upgrade(self, rest: bytes) -> bytes:
+        """The request as one that asks for no other protocol, to be read again: it would be read without its body."""
         parser, self._parser = self._parser, httptools.HttpRequestParser(self)
         target, self._target = self._target, b""
         headers, self._headers = self._headers, []
         self._bytes_beside = 0
         if parser.get_method() == b"CONNECT":
-            return self._refuse(400, "The request is not HTTP/1.1.", "invalid_http")
+            self._refuse(400, "The request is not HTTP/1.1.", "invalid_http")
+        if self.transport.is_closing():
+            return b""
         line = b"%b %b HTTP/%b\r\n" % (parser.get_method(), target, parser.get_http_version().encode())
         kept = lines_of(header for header in headers if header[0] != b"upgrade")
-        return self.data_received(line + kept + b"\r\n" + rest)
+        return line + kept + b"\r\n" + rest
 
     def pause_writing(self) -> None:
         self.writable = False

@@ -111,6 +111,13 @@ async def test_an_upgrade_is_not_made_and_its_request_is_answered(pause: float, 
     assert b"POST /a b ok" in said and said.endswith(b"GET /end  ")
 
 
+async def test_many_upgrades_at_once_are_as_many_requests(caplog: pytest.LogCaptureFixture) -> None:
+    one = b"GET /a HTTP/1.1\r\n" + UPGRADE + b"\r\n"
+    assert (await asked(one * 250 + END)).count(b"GET /a  ") == 250
+    assert (await asked(one * 500)).startswith(b"HTTP/1.1 400")
+    assert not caplog.records
+
+
 async def test_a_tunnel_is_not_made() -> None:
     for target in (b"elsewhere:80", b"/a"):
         assert (await asked(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target)).startswith(b"HTTP/1.1 400")
