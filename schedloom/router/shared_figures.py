@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import orjson
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+log = logging.getLogger(__name__)
 
 _NEW = ".new"
 
@@ -95,7 +98,10 @@ def _read(file: Path) -> Families:
 
 
 def _write(file: Path, families: Families) -> None:
-    """Never seen half written."""
+    """Never seen half written. Where there is no room, what was written before stays: figures take no process down."""
     new = file.with_suffix(_NEW)
-    new.write_bytes(orjson.dumps(families))
-    os.replace(new, file)
+    try:
+        new.write_bytes(orjson.dumps(families))
+        os.replace(new, file)
+    except OSError as error:
+        log.error("figures cannot be kept in %s now: %s", file.parent, error.strerror)

@@ -104,3 +104,17 @@ def test_every_figure_is_on_the_page_once() -> None:
     names = [f"{one.name}_total" if one.type == "counter" else one.name for one in families]
     page = (Path(__file__).parents[2] / "docs" / "router" / "README.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| `(schedloom_router_\w+)` \|", page, re.MULTILINE)) == sorted(names)
+
+
+def test_a_full_disk_takes_nothing_that_was_told_and_nobody_down(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = Process(tmp_path / "0"), Process(tmp_path / "1")
+    two.work("pd")
+    two.shared.keep()
+    (tmp_path / "1.new").symlink_to("/dev/full")
+    two.work("pd")
+    two.shared.keep()
+    bury(tmp_path / "1")
+    assert 'seen_total{route="pd"} 1.0' in one.told()
+    assert caplog.text.count("No space left on device") == 2

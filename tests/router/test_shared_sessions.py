@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import SessionOwner
 from schedloom.router.processes.table import SharedSessions
 from schedloom.router.sessions import SessionKey
@@ -23,6 +24,16 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "sessions"
     SharedSessions.create(path, 1_000)
     return path
+
+
+@pytest.mark.parametrize("capacity", [10**15, 10**30])
+def test_no_room_shows_at_the_start_and_not_when_a_session_is_kept(tmp_path: Path, capacity: int) -> None:
+    with pytest.raises(ConfigurationError, match="no room for session_capacity"):
+        SharedSessions.create(tmp_path / "sessions", capacity)
+
+
+def test_all_room_is_taken_at_the_start(path: Path) -> None:
+    assert path.stat().st_blocks * 512 >= path.stat().st_size > 0
 
 
 async def test_what_one_process_binds_the_others_know(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import time
 import zlib
@@ -12,6 +13,7 @@ from typing import Final
 
 import orjson
 
+from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import SessionOwner
 from schedloom.router.sessions import SessionKey
 
@@ -46,10 +48,20 @@ class SharedSessions:
 
     @staticmethod
     def create(path: Path, capacity: int) -> None:
-        """A file for ``capacity`` sessions and as many again, so that few buckets are full before."""
-        buckets = -(-2 * capacity // _WAYS)
+        """A file for ``capacity`` sessions and as many again, so that few buckets are full before.
+
+        Raises ConfigurationError where there is no room for it: that must not show when a session is kept, which would
+        kill the process.
+        """
+        size = -(-2 * capacity // _WAYS) * _BUCKET_BYTES
         with path.open("xb") as file:
-            file.truncate(buckets * _BUCKET_BYTES)
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except (OSError, OverflowError) as error:
+                raise ConfigurationError(
+                    f"no room for session_capacity {capacity} ({-(-size // 2**20)} MiB in {path.parent}: {error}); "
+                    f"set it lower, or TMPDIR to a folder with room"
+                ) from error
 
     async def owner(self, key: SessionKey) -> SessionOwner | None:
         return self.find(key)
