@@ -53,7 +53,11 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML without tags, in which no key stands twice."""
+    """YAML without tags, in which no key stands twice and nothing holds itself."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """At once: what holds itself is found where it would be made."""
+        return super().construct_object(node, deep=True)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: list[Any] = []

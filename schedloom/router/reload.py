@@ -56,6 +56,9 @@ class Reloading:
             for sentence in error.sentences:
                 log.error("nothing changes: %s", sentence)
             return
+        except Exception:
+            log.exception("nothing changes: the configuration cannot be read")
+            return
         log.info("the engines are named anew" if settings != self._settings else "the configuration is the same")
         self._settings = settings
         self._use(settings.workers)

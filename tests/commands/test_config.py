@@ -61,6 +61,7 @@ DEEP = "[" * 5000 + "]" * 5000
         ("- a", "must hold a mapping at its top level"),
         ("a: [", "is neither YAML nor JSON"),
         ("kind: engine\npolicies: []\npolicies: []", "key 'policies' stands twice"),
+        ("kind: router\nworkers: &all [*all]", "is neither YAML nor JSON: found unconstructable recursive node"),
         ("kind: router\nport: 1\nhost: h\nport: 2", "key 'port' stands twice, again in line 4"),
         (f"{ROUTER}wait: 5", "unknown key 'wait'; did you mean 'start_wait_seconds'?"),
         ('{"kind": "engine",\n\t"policies": [],\n\t"policies": []}', "key 'policies' stands twice"),

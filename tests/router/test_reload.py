@@ -85,6 +85,16 @@ async def test_what_cannot_change_or_work_changes_nothing(
     assert "long-enough" not in caplog.text
 
 
+async def test_what_nobody_foresaw_changes_nothing_either(caplog: pytest.LogCaptureFixture) -> None:
+    def again() -> RouterSettings:
+        raise RecursionError
+
+    assert await reloaded(again) == []
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "nothing changes: the configuration cannot be read"
+    ]
+
+
 async def test_a_refused_file_is_not_what_the_next_is_compared_with() -> None:
     files = iter([{"port": 1}, {"port": 1}, {}])
     used: list[Any] = []
