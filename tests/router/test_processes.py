@@ -163,6 +163,60 @@ async def test_a_process_that_dies_is_replaced_and_nothing_counted_is_lost() -> 
         assert len(router.children & before) == 1
 
 
+def _has_loaded(pid: int, library: str) -> bool:
+    return library in Path(f"/proc/{pid}/maps").read_text()
+
+
+def _hears_hangup(pid: int) -> bool:
+    ignored = re.search(r"^SigIgn:\s+(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert ignored is not None
+    return not int(ignored[1], 16) & 1 << signal.SIGHUP - 1
+
+
+async def test_a_process_that_starts_hears_no_hangup() -> None:
+    async with routed() as router:
+        before = router.children
+        os.kill(min(before), signal.SIGKILL)
+        await until(lambda: router.children - before)
+        [heir] = router.children - before
+        while not _has_loaded(heir, "uvloop"):
+            await asyncio.sleep(0.001)
+        assert not _hears_hangup(heir)
+        os.kill(heir, signal.SIGHUP)
+        await asyncio.sleep(0.1)
+        assert heir in router.children
+
+
+LOUD = """
+from schedloom.core.hookspecs import hookimpl
+from schedloom.policies.round_robin import RoundRobin
+
+print("loud as it comes")
+
+
+class Loud(RoundRobin):
+    name = "loud"
+
+    @hookimpl
+    def score_workers(self, leg, candidates):
+        print("and loud for each request" * 1000)
+        return [0.0] * len(candidates)
+"""
+
+
+async def test_what_policies_print_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    (tmp_path / "loud-1.dist-info").mkdir()
+    (tmp_path / "loud-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: loud\nVersion: 1\n")
+    (tmp_path / "loud-1.dist-info" / "entry_points.txt").write_text("[schedloom.policies]\nloud = loud:Loud\n")
+    (tmp_path / "router.yaml").write_text("policies: [{name: loud}]")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    async with routed("--config", str(tmp_path / "router.yaml")) as router:
+        for _ in range(20):
+            assert (await router.ask()).status_code == 200
+
+
 async def test_sigterm_lets_every_process_finish_what_is_under_way() -> None:
     async with routed() as router:
         gate = asyncio.Event()

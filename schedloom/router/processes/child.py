@@ -1,4 +1,4 @@
-"""One of the processes of a router; run by its supervisor as ``python -m schedloom.router.processes.child``.
+"""One of the processes of a router, which its supervisor runs.
 
 Its assignment comes by standard input, and later the engines whenever they have changed; the end means that the
 supervisor is gone. Its first line of output, in JSON, says why it cannot serve, or is an empty list when it does.
@@ -29,7 +29,7 @@ from schedloom.router.serve import bind, configure_logging, open_store, serve
 
 
 def main() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal sends it to all; the supervisor is the one to hear it
+    sys.stdout = sys.stderr  # what a policy prints is nothing that the supervisor waits for
     try:
         uvloop.run(_serve())
     except ConfigurationError as error:
@@ -73,7 +73,7 @@ async def _follow(supervisor: asyncio.StreamReader, app: RouterApp) -> None:
 
 
 def _say(sentences: Sequence[str]) -> None:
-    print(json.dumps(sentences), flush=True)
+    print(json.dumps(sentences), file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,12 @@ LONGEST_PAUSE: Final = 30.0
 STEADY_SECONDS: Final = 60.0
 """Who served for so long did not die of its start: the next pause is the first one again."""
 
+_CHILD: Final = (
+    "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+    "from schedloom.router.processes.child import main; main()"
+)
+"""A terminal sends SIGHUP to all; the supervisor is the one to hear it, and a child does not even while it starts."""
+
 _MARGIN_SECONDS: Final = 5.0
 
 
@@ -119,13 +125,7 @@ class _Supervisor:
 
     async def _start(self, place: int) -> tuple[Process, list[str]]:
         """A child that serves, or one that is about to end and has said why."""
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "schedloom.router.processes.child",
-            stdin=PIPE,
-            stdout=PIPE,
-        )
+        child = await asyncio.create_subprocess_exec(*(sys.executable, "-c", _CHILD), stdin=PIPE, stdout=PIPE)
         self._children.add(child)
         assert child.stdout is not None
         _tell(child, self._at(place))
