@@ -134,14 +134,13 @@ class ClientConnection(asyncio.Protocol):
             if self._held or (not self._clients.arrivals.may_begin() and data.startswith(_HOLDABLE)):
                 return self._hold(data)
             self._is_at_rest = False
-        more = data
-        while more:
-            self._bytes_beside += len(more)
+        while data:
+            self._bytes_beside += len(data)
             try:
-                self._parser.feed_data(more)
-                more = b""
+                self._parser.feed_data(data)
+                break
             except httptools.HttpParserUpgrade as upgrade:
-                more = self._decline_upgrade(more[upgrade.args[0] :])
+                data = self._decline_upgrade(data[upgrade.args[0] :])
             except httptools.HttpParserError:
                 return self._refuse(400, "The request is not HTTP/1.1.", "invalid_http")
         if self._bytes_beside > self._clients.limits.max_header_bytes:
