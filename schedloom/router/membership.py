@@ -53,6 +53,7 @@ class Membership:
         """Look at every engine, and keep looking: the fleet serves already, whoever is missing or does not fit."""
         self._loop = asyncio.create_task(self._keep_looking())
         await self.look_at_all()
+        self._tell_missing()
 
     async def start(self) -> None:
         """Look at every engine, waiting for those that are still starting, then keep looking.
@@ -60,15 +61,20 @@ class Membership:
         Raises ConfigurationError when an engine does not fit, or when no Prefiller or no Decoder is reached
         in time.
         """
-        rounds = 1 + int(self._settings.start_wait_seconds / _PAUSE_AT_START)
-        for left in reversed(range(rounds)):
+        wait = self._settings.start_wait_seconds
+        last = int(wait / _PAUSE_AT_START)
+        for look in range(1 + last):
             await self.look_at_all()
             self._refuse_misfits()
-            if all(worker.health is Health.READY or worker.drains for worker in self._fleet.workers):
+            missing = [one for one in self._fleet.workers if one.health is not Health.READY and not one.drains]
+            if not missing:
                 break
-            if left:
+            if look == 0 < last:
+                log.info("waiting up to %g s for %s", wait, ", ".join(one.origin for one in missing))
+            if look < last:
                 await self._sleep(_PAUSE_AT_START)
         self._refuse_gaps()
+        self._tell_missing()
         self._loop = asyncio.create_task(self._keep_looking())
 
     async def close(self) -> None:
@@ -139,13 +145,19 @@ class Membership:
         if worker.known and worker.contract.epoch != contract.epoch:
             log.info("%s was restarted", worker.name)
         elif worker.health in (Health.DOWN, Health.QUARANTINED):
-            log.info("%s %s", worker.name, "is there, and drains" if worker.drains else "joins")
+            came = "is there, and drains" if worker.drains else "joins"
+            log.info("%s %s, at %s", worker.name, came, worker.origin)
         worker.join(contract)
 
     def _quarantine(self, worker: Worker, reason: str) -> None:
         if worker.trouble != reason and self._loop is not None:  # a start that fails tells it itself
             log.warning("%s is left out: %s", worker.name, reason)
         worker.leave(Health.QUARANTINED, reason)
+
+    def _tell_missing(self) -> None:
+        for worker in self._fleet.workers:
+            if worker.health is Health.DOWN:
+                log.warning("%s is not there yet: %s", worker.name, worker.trouble)
 
     def _refuse_misfits(self) -> None:
         if troubles := [worker.trouble for worker in self._fleet.workers if worker.health is Health.QUARANTINED]:

@@ -147,7 +147,7 @@ async def test_how_a_drain_goes_is_shown_and_logged(bench: Make, caplog: pytest.
     assert router.states["engine-1"] == "drained"
     assert b'state="drained"} 1.0' in (await router.client.get("/metrics")).body
     said = [record.getMessage() for record in caplog.records if "engine-1" in record.getMessage()]
-    assert said == ["engine-1 joins", "engine-1 drains", "engine-1 has drained"]
+    assert said == [f"engine-1 joins, at {d.origin}", "engine-1 drains", "engine-1 has drained"]
 
 
 async def test_a_prefiller_has_not_drained_while_its_kv_is_still_to_be_taken(bench: Make) -> None:

@@ -193,7 +193,8 @@ async def test_an_unreadable_contract_is_refused() -> None:
     assert "same release" in await refusal([prefiller(), Odd("http://odd:1", None)])
 
 
-async def test_a_start_waits_for_engines() -> None:
+async def test_a_start_waits_for_engines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "schedloom.router")
     p, d = prefiller(), decoder()
     d.reachable = False
     app = RouterApp(settings_for([p, d], start_wait_seconds=10), FakeUpstream([p, d]))
@@ -203,6 +204,9 @@ async def test_a_start_waits_for_engines() -> None:
     await starting
     await app.close()
     assert app.fleet.serves
+    waiting = f"waiting up to 10 s for {d.origin}"
+    joined = [f"engine-{number} joins, at {engine.origin}" for number, engine in enumerate((p, d))]
+    assert [record.getMessage() for record in caplog.records] == [joined[0], waiting, joined[1]]
 
 
 async def test_an_engine_without_schedloom_may_be_declared() -> None:
@@ -232,8 +236,8 @@ async def test_a_misfit_that_joins_later_is_left_out_and_said_once(
     with caplog.at_level(logging.WARNING, "schedloom.router"):
         for _ in range(3):
             await router.app.membership.look_at_all()
-    assert [record.getMessage() for record in caplog.records if "--block-size" in record.getMessage()] != []
-    assert len(caplog.records) == 1
+    absent, misfit = [record.getMessage() for record in caplog.records]
+    assert absent.startswith("engine-2 is not there yet: ") and "--block-size" in misfit
     for number in range(4):
         await router.client.chat(str(number))
     assert late.seen == []
