@@ -24,10 +24,10 @@ _RUNNERS = {"V1": "vllm.v1.worker.gpu_model_runner", "V2": "vllm.v1.worker.gpu.m
 
 def examine() -> Iterator[Finding]:
     """What of an engine is here."""
-    yield from _plugins()
+    engine = _installed(*_ENGINES) if find_spec("vllm") else None
+    yield from _plugins(serves=engine is not None)
     yield _transfer()
-    engine = _installed(*_ENGINES)
-    if engine is None or find_spec("vllm") is None:
+    if engine is None:
         yield Finding(Health.WARN, "vLLM", "not installed: this environment can route and check, but serve no model")
         return
     yield _engine_version(engine)
@@ -43,13 +43,14 @@ def _installed(*distributions: str) -> str | None:
     return None
 
 
-def _plugins() -> Iterator[Finding]:
+def _plugins(*, serves: bool) -> Iterator[Finding]:
     registered = {group: sorted({point.name for point in entry_points(group=group)}) for group in _PLUGIN_GROUPS}
     for group, names in registered.items():
         yield Finding(Health.OK, "plug-ins", f"{group}: {', '.join(names) or 'none'}")
     if PLUGIN not in registered["vllm.general_plugins"]:
         yield Finding(Health.FAIL, "plug-ins", "vLLM would not load schedloom; install it again from its checkout")
-    yield plugin_filter(os.environ.get("VLLM_PLUGINS"), registered["vllm.general_plugins"])
+    if serves:
+        yield plugin_filter(os.environ.get("VLLM_PLUGINS"), registered["vllm.general_plugins"])
 
 
 def plugin_filter(chosen: str | None, registered: list[str]) -> Finding:

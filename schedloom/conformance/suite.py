@@ -20,7 +20,7 @@ from schedloom.conformance.results import CellResult, MutantResult, RunResult, c
 from schedloom.conformance.trial import Trial, hunt, try_cell
 from schedloom.conformance.verdicts import Verdict, Violation
 from schedloom.conformance.workers import Workers
-from schedloom.core.errors import ConfigurationError
+from schedloom.core.errors import ConfigurationError, suggestion
 
 TIERS = ("T0", "T1", "T2", "mutants")
 MUTANT_SEEDS = 28
@@ -101,7 +101,8 @@ def _sides(subject: str | None) -> set[str]:
     called = {"engine": subjects.engine_policies(), "router": routing.routing_policies()}
     sides = {side for side, names in called.items() if subject is None or subject in names}
     if not sides:
-        raise ConfigurationError(f"there is no policy {subject!r}; see `schedloom policies`")
+        advice = suggestion(str(subject), [*called["engine"], *called["router"]], "installed")
+        raise ConfigurationError(f"there is no policy {subject!r}; {advice}")
     return sides
 
 

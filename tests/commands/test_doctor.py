@@ -28,7 +28,7 @@ def test_without_an_engine_it_can_still_route(monkeypatch: pytest.MonkeyPatch) -
     found = by_part(list(engine_doctor.examine()))
     assert found["vLLM"].health is Health.WARN and "can route" in found["vLLM"].sentence
     assert found["NIXL"].health is Health.WARN
-    assert "seams" not in found
+    assert "seams" not in found and "VLLM_PLUGINS" not in found
 
 
 def test_an_engine_is_examined_in_full(schedloom: Command, monkeypatch: pytest.MonkeyPatch) -> None:
