@@ -61,6 +61,8 @@ class Changes:
             self._mark(worker)
         for name in self._roster.engines.keys() - {worker.name for worker in known}:
             self._welcome(name)
+        if not self._fleet.has_both:
+            log.warning("no Prefiller or no Decoder is left: requests that need both are answered 503 until one joins")
         self._see_off_soon()
 
     async def close(self) -> None:
