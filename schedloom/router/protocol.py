@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -44,7 +45,8 @@ class Limits(NamedTuple):
     """Sizes in bytes, times in seconds. ``idle_seconds`` is how long a connection is kept without a request.
 
     What engines would serve and ``may_come`` has no room for is refused (503) for a fifth of what it costs to serve it;
-    then ``on_refused`` is called. ``arrivals`` are those of one server.
+    then ``on_refused`` is called. ``arrivals`` are those of one server. Beyond ``most_connections`` whoever connects
+    waits in the kernel's line.
     """
 
     max_header_bytes: int = 64 * 1024
@@ -53,6 +55,7 @@ class Limits(NamedTuple):
     idle_seconds: float = 5.0
     may_come: Callable[[], bool] = lambda: True
     arrivals: Arrivals | None = None
+    most_connections: int = sys.maxsize
     on_refused: Callable[[], None] = lambda: None
 
 

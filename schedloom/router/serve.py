@@ -8,8 +8,10 @@ import ctypes
 import errno
 import gc
 import logging
+import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import uvloop
@@ -108,6 +110,15 @@ def _spare_the_collector() -> None:
     gc.set_threshold(200_000, 20, 20)
 
 
+def _files() -> int:
+    """How many files this process may have open, as many as it can get: half is for clients, the rest for engines."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if files == resource.RLIM_INFINITY else files
+
+
 def _keep_freed_memory() -> None:
     """glibc hands every body's memory back to the kernel, which takes longer to give it again than to copy it."""
     tune = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -123,6 +134,7 @@ def limits_of(settings: RouterSettings, app: RouterApp) -> Limits:
         settings.body_timeout_seconds,
         may_come=app.door.gate.may_come,
         arrivals=app.arrivals,
+        most_connections=_files() // 2,
         on_refused=lambda: app.metrics.ended("", "shed"),
     )
 

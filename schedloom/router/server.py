@@ -77,12 +77,14 @@ class _Door:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPT):
+            if len(self._clients.connections) + len(self._coming) >= self._clients.limits.most_connections:
+                return self._rest("there are as many as may be")
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                return self._rest(error)
+                return self._rest(error.strerror)
             self._let_in(connection)
 
     def _let_in(self, connection: socket.socket) -> None:
@@ -94,8 +96,8 @@ class _Door:
         self._coming.add(task)
         task.add_done_callback(self._coming.discard)
 
-    def _rest(self, error: OSError) -> None:
+    def _rest(self, reason: str | None) -> None:
         """There are no files left, or no memory: those who wait stay in the kernel's line."""
-        log.error("no more connections can be accepted now: %s", error.strerror)
+        log.error("no more connections can be accepted now: %s", reason)
         self._loop.remove_reader(self._listener)
         self._pause = self._loop.call_later(_REST_SECONDS, self.open)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -286,3 +288,27 @@ async def test_who_is_held_is_counted_among_those_who_wait(bench: Make) -> None:
     await router.client.get("/metrics")
     assert router.count("waiting") == 2
     router.app.arrivals.empty()
+
+
+async def test_clients_take_only_so_many_connections_and_whoever_comes_waits(caplog: pytest.LogCaptureFixture) -> None:
+    async with crowded(3, most_connections=2) as pairs:
+        for _, writer in pairs:
+            writer.write(post(b"1"))
+        for reader, _ in pairs[:2]:
+            assert await answers(reader, 1) == [b"POST /v1/completions  1"]
+        waiting = asyncio.create_task(answers(pairs[2][0], 1))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        pairs[0][1].close()
+        assert await waiting == [b"POST /v1/completions  1"]
+    assert "no more connections can be accepted now: there are as many as may be" in caplog.text
+
+
+def test_a_router_takes_all_the_files_it_can_get_and_leaves_half_of_them_to_engines() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 400));"
+        "from schedloom.router.serve import _files;"
+        "print(_files(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["400", "400"]
