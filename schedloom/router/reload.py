@@ -59,7 +59,7 @@ class Reloading:
         except Exception:
             log.exception("nothing changes: the configuration cannot be read")
             return
-        log.info("the engines are named anew" if settings != self._settings else "the configuration is the same")
+        log.info("the engines are read anew" if settings != self._settings else "the configuration is the same")
         self._settings = settings
         self._use(settings.workers)
 

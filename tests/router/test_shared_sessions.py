@@ -12,8 +12,11 @@ import pytest
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import SessionOwner
+from schedloom.router.app import RouterApp
 from schedloom.router.processes.table import SharedSessions
 from schedloom.router.sessions import SessionKey
+from tests.router.conftest import settings_for
+from tests.router.fakes import FakeUpstream, decoder, prefiller
 from tests.router.test_sessions import OTHER, OWNER, Clock, key
 
 pytestmark = pytest.mark.anyio
@@ -160,3 +163,8 @@ def test_processes_that_write_at_once_tell_nothing_wrong(tmp_path: Path) -> None
         process.join()
     assert all(re.fullmatch(r"found \d{4,}", one) for one in told), told
     assert said.empty()
+
+
+def test_a_router_looks_up_in_the_table_at_once(path: Path) -> None:
+    engines, sessions = [prefiller(), decoder()], SharedSessions(path, 60)
+    assert RouterApp(settings_for(engines), FakeUpstream(engines), sessions).sessions is sessions

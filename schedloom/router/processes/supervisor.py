@@ -115,7 +115,7 @@ class _Supervisor:
             if self._stopping.is_set():
                 return
             pause = FIRST_PAUSE if time.monotonic() - begun > STEADY_SECONDS else pause
-            log.error("a process of the router %s; another starts in %.1f s", _told_by(status), pause)
+            log.error("a process of the router %s; another starts in %.1f s", _fate(status), pause)
             if await self._stops_within(pause):
                 return
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -171,7 +171,7 @@ def _tell(child: Process, what: object) -> None:
         child.stdin.write(len(told).to_bytes(SIZE_BYTES, "big") + told)
 
 
-def _told_by(status: int) -> str:
+def _fate(status: int) -> str:
     return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
