@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from schedloom.router.effort import MOST_DISPATCHES
 from schedloom.router.laboratory.promises import wrongs_of
 from tests.router.simulation import simulate
 from tests.router.writing import Faults, LayerwiseEngine, Town
@@ -19,7 +18,7 @@ SEEDS = int(os.environ.get("SCHEDLOOM_SEEDS", "300")) // 2
 def wrongs_of_town(town: Town) -> list[str]:
     wrongs = list(town.ledger.wrongs)
     wrongs += [f"{turn.label}: {wrong}" for turn in town.turns for wrong in wrongs_of(turn)]
-    wrongs += [f"{label}: {n} dispatches" for label, n in town.ledger.dispatches.items() if n > MOST_DISPATCHES]
+    wrongs += [f"{label}: {n} dispatches" for label, n in town.ledger.dispatches.items() if n > 5]
     wrongs += [f"{worker.name} is still busy" for worker in town.app.fleet.workers if worker.in_flight]
     wrongs += [f"{engine.origin} was left with KV" for engine in town.engines if engine.leases]
     return wrongs + [f"{one}: a Decoder waits for ever" for one in waiting(town) if not was_given_up(town, one)]
@@ -33,7 +32,7 @@ def waiting(town: Town) -> set[str]:
 def was_given_up(town: Town, request_id: str) -> bool:
     """Whether the Prefiller that the Decoder waits for failed twice, or once with the last of what may be done."""
     label, asked = next((label, ids) for label, ids in town.ledger.prefills.items() if request_id in ids)
-    was_all = town.ledger.dispatches[label] == MOST_DISPATCHES
+    was_all = town.ledger.dispatches[label] == 5
     return request_id not in town.ledger.computed and (asked.count(request_id) == 2 or was_all)
 
 

@@ -140,6 +140,18 @@ async def test_work_per_request_is_bounded(bench: Make) -> None:
     assert sum(len(engine.seen) for engine in prefillers + decoders) == 5
 
 
+async def test_work_per_request_is_bounded_however_many_engines_there_are(bench: Make) -> None:
+    prefillers, decoders = [prefiller(number) for number in range(4)], [decoder(number) for number in range(6)]
+    router = await bench(*prefillers, *decoders)
+    await router.client.chat("s")
+    for engine in prefillers + decoders:
+        engine.seen.clear()
+    for engine in decoders:
+        engine.always = Answer.error(500)
+    assert (await router.client.chat("s")).status == 500
+    assert sum(len(engine.seen) for engine in prefillers + decoders) == 5
+
+
 async def test_after_a_failed_local_attempt_another_decoder_serves(bench: Make) -> None:
     p, decoders = prefiller(), [decoder(0), decoder(1)]
     router = await bench(p, *decoders)
