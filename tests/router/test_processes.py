@@ -164,7 +164,9 @@ async def test_a_process_that_dies_is_replaced_and_nothing_counted_is_lost() -> 
 
 
 def _has_loaded(pid: int, library: str) -> bool:
-    return library in Path(f"/proc/{pid}/maps").read_text()
+    """Whether the command of ``pid`` has; before it runs, a new process is its parent's likeness, libraries and all."""
+    runs_its_own = b"processes.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return runs_its_own and library in Path(f"/proc/{pid}/maps").read_text()
 
 
 def _hears_hangup(pid: int) -> bool:
