@@ -17,6 +17,7 @@ _PAUSE = 0.02
 _LAST_WORDS_SECONDS = 1.0
 _ACCEPT: Final = 32
 _REST_SECONDS: Final = 0.5
+_QUIET_SECONDS: Final = 60.0
 
 
 class Server:
@@ -64,6 +65,7 @@ class _Door:
         self._loop = asyncio.get_running_loop()
         self._coming: set[asyncio.Task[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
+        self._quiet_until = 0.0
 
     def open(self) -> None:
         self._pause = None
@@ -97,7 +99,9 @@ class _Door:
         task.add_done_callback(self._coming.discard)
 
     def _rest(self, reason: str | None) -> None:
-        """There are no files left, or no memory: those who wait stay in the kernel's line."""
-        log.error("no more connections can be accepted now: %s", reason)
+        """There are no files left, or no memory: those who wait stay in the kernel's line. Told once in a minute."""
+        if self._loop.time() >= self._quiet_until:
+            self._quiet_until = self._loop.time() + _QUIET_SECONDS
+            log.error("no more connections can be accepted now: %s", reason)
         self._loop.remove_reader(self._listener)
         self._pause = self._loop.call_later(_REST_SECONDS, self.open)
