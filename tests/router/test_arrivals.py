@@ -259,9 +259,9 @@ async def test_without_files_left_whoever_comes_waits_and_it_is_told_once(caplog
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(post(b"1"))
     assert await answers(reader, 1) == [b"POST /v1/completions  1"]
-    assert caplog.text.count("no more connections can be accepted now: Too many open files") == 1
     writer.close()
     await server.stop(0)
+    assert caplog.text.count("no more connections can be accepted now: Too many open files") == 1
 
 
 async def test_whoever_leaves_while_held_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
