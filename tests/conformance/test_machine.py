@@ -14,8 +14,6 @@ from schedloom.conformance.mutants.requests import RestartsAfterPreemption
 QUICK = settings(
     max_examples=12,
     stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
     database=None,
     print_blob=False,
     suppress_health_check=list(HealthCheck),
