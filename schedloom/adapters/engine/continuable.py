@@ -32,15 +32,15 @@ HARMLESS = frozenset(
         "extra_args",
         "_eos_token_id",
         "_all_stop_token_ids",
+        "watermarking",
+        "_watermarking_skipped",
     }
 )
 """Sampling parameters under which the next token depends on nothing but the tokens before it. The list is closed:
-whatever else a request sets, and whatever vLLM adds, is not continued."""
+whatever else a request sets, and whatever vLLM adds, is not continued. Whether there are watermarks is the engine's to
+say; requests of vLLM 0.31 ask for them unless told otherwise."""
 
 HARMLESS_EXTRAS = frozenset({"kv_transfer_params", "session_id", JOB_CLASS_KEY})
-
-_NO_WATERMARK = (None, False)
-"""What vLLM's front end makes of the parameter ``watermarking`` where there is no watermark."""
 
 _DEFAULTS = SamplingParams()
 _OTHER_PARAMETERS = tuple(name for name in SamplingParams.__struct_fields__ if name not in HARMLESS)
@@ -77,8 +77,6 @@ def _obstacles(request: Any) -> Iterator[str]:
 
 def _differs(parameters: Any, name: str) -> bool:
     value, default = getattr(parameters, name), getattr(_DEFAULTS, name)
-    if name == "watermarking":
-        return value not in _NO_WATERMARK
     return value is not None if default is None else bool(value != default)
 
 
@@ -94,6 +92,8 @@ def engine_obstacle(scheduler: Any) -> str | None:
         return "logits_processors"
     if scheduler.aux_output_connector is not None or getattr(scheduler, "return_sampling_mask", False):
         return "more_than_tokens"
+    if getattr(scheduler.vllm_config, "watermark_config", None) is not None:
+        return "watermarking"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, Stru
 from vllm.v1.metrics.stats import PrefillStats
 
 from schedloom.adapters.engine import continuable
-from schedloom.adapters.engine.continuable import HARMLESS, continue_after, obstacle
+from schedloom.adapters.engine.continuable import HARMLESS, continue_after, engine_obstacle, obstacle
 from schedloom.adapters.engine.parts.returning import tell_first
 from tests.adapters.engine.handing import request
 
@@ -20,7 +21,6 @@ HARMFUL: dict[str, Any] = {
     "presence_penalty": 0.1,
     "frequency_penalty": -0.1,
     "repetition_penalty": 1.1,
-    "watermarking": True,
     "seed": 0,
     "stop": ["end"],
     "min_tokens": 3,
@@ -31,7 +31,6 @@ HARMFUL: dict[str, Any] = {
     "logprob_token_ids": [3],
     "flat_logprobs": True,
     "output_text_buffer_length": 2,
-    "_watermarking_skipped": True,
     "structured_outputs": StructuredOutputsParams(json="{}"),
     "logit_bias": {3: 1.0},
     "allowed_token_ids": [3],
@@ -71,8 +70,9 @@ def test_a_plain_request_can_be_continued() -> None:
 
 
 def test_what_the_front_end_fills_in_is_harmless() -> None:
-    """It resolves whether there is a watermark, in every request."""
+    """It resolves whether there is a watermark, in every request, from vLLM 0.32 on."""
     assert obstacle(with_parameter("watermarking", False)) is None
+    assert obstacle(with_parameter("watermarking", True)) is None
 
 
 def test_every_parameter_of_this_vllm_is_known() -> None:
@@ -127,6 +127,44 @@ def test_a_request_that_is_more_than_tokens_stands_against_it(attribute: str, va
 )
 def test_extra_arguments_may_steer_a_logits_processor(extra: dict[str, Any], code: str | None) -> None:
     assert obstacle(request("cmpl-1", [1, 2, 3], 4, extra=extra)) == code
+
+
+class FakeScheduler:
+    """As much of vLLM's scheduler as tells how tokens are made."""
+
+    def __init__(self) -> None:
+        self.vllm_config: Any = SimpleNamespace(
+            model_config=SimpleNamespace(logits_processors=None), watermark_config=None
+        )
+        self.aux_output_connector: object = None
+        self.return_sampling_mask = False
+
+
+def watermarks(scheduler: FakeScheduler) -> None:
+    scheduler.vllm_config.watermark_config = object()
+
+
+def processes_logits(scheduler: FakeScheduler) -> None:
+    scheduler.vllm_config.model_config.logits_processors = ["some.Processor"]
+
+
+def tells_more(scheduler: FakeScheduler) -> None:
+    scheduler.aux_output_connector = object()
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda _: None, None),
+        (watermarks, "watermarking"),
+        (processes_logits, "logits_processors"),
+        (tells_more, "more_than_tokens"),
+    ],
+)
+def test_an_engine_that_makes_tokens_of_more_than_tokens_stands_against_it(change: Any, code: str | None) -> None:
+    scheduler = FakeScheduler()
+    change(scheduler)
+    assert engine_obstacle(scheduler) == code
 
 
 def test_output_so_far_becomes_prompt_for_scheduler_and_workers() -> None:
