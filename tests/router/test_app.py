@@ -18,6 +18,7 @@ from schedloom.core.wire import Role
 from schedloom.router.serve import told_to_stop
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, contract, decoder, prefiller
+from tests.router.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -60,7 +61,7 @@ async def test_from_the_signal_on_nothing_new_is_taken(bench: Make) -> None:
     router = await bench(p, d)
     with told_to_stop(router.app) as stopping:
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(stopping.wait(), 5)
+        await asyncio.wait_for(stopping.wait(), PATIENCE_SECONDS)
     received = await router.client.chat("s")
     assert (received.status, received.headers["retry-after"]) == (503, "1")
     assert (await router.client.get("/ready")).status == 503

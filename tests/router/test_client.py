@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from schedloom.router import client, connection
 from schedloom.router.client import HttpUpstream
 from schedloom.router.serve import listen
 from schedloom.router.upstream import (
@@ -25,6 +26,7 @@ from schedloom.router.upstream import (
     header,
 )
 from tests.router.sockets import raw_server
+from tests.router.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 
@@ -33,9 +35,16 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: fine\r\n\r\nok"
 
 @pytest.fixture
 async def upstream() -> AsyncIterator[HttpUpstream]:
-    client = HttpUpstream(connect_timeout=1.0)
-    yield client
-    await client.close()
+    made = HttpUpstream(connect_timeout=PATIENCE_SECONDS)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is given up for having lasted long, on whatever machine."""
+    monkeypatch.setattr(client, "_HANDOFF_IDLE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(connection, "_LISTEN_SECONDS", 2 * PATIENCE_SECONDS)
 
 
 class Server:
@@ -253,7 +262,7 @@ async def test_an_engine_that_closes_what_it_just_accepted_is_told_at_once(upstr
     closing = asyncio.create_task(hang_up(listener))
     origin = f"http://127.0.0.1:{listener.getsockname()[1]}"
     for _ in range(5):
-        asked = [asyncio.wait_for(ask(upstream, origin), 1) for _ in range(1 + others)]
+        asked = [asyncio.wait_for(ask(upstream, origin), PATIENCE_SECONDS / 2) for _ in range(1 + others)]
         ends = await asyncio.gather(*asked, return_exceptions=True)
         assert {type(end) for end in ends} <= {ConnectFailed, BrokenOff}
     closing.cancel()
@@ -268,7 +277,7 @@ async def test_what_was_not_asked_for_is_no_answer_to_the_next_request(
     server = Server([OK + unasked] if at_once else [OK, unasked], OK, OK)
     async with raw_server(server) as origin:
         assert await ask(upstream, origin) == b"ok"
-        await asyncio.sleep(0.05)
+        await until(lambda: not upstream._open)
         response = await upstream.send(post(origin))
         assert header(response.headers, b"x-of") is None
         assert await response.read_all() == b"ok"
@@ -289,7 +298,7 @@ async def test_silence_before_and_within_an_answer_ends(upstream: HttpUpstream) 
         async with raw_server(server) as origin:
             with pytest.raises(TimedOut):
                 await ask(upstream, origin, timeouts=Timeouts(first_byte, silence))
-            await asyncio.wait_for(server.lost.wait(), 2)
+            await asyncio.wait_for(server.lost.wait(), PATIENCE_SECONDS)
 
 
 async def test_a_long_prefill_is_not_a_silent_engine(upstream: HttpUpstream) -> None:
@@ -299,7 +308,7 @@ async def test_a_long_prefill_is_not_a_silent_engine(upstream: HttpUpstream) -> 
         writer.write(OK)
 
     async with raw_server(server) as origin:
-        assert await ask(upstream, origin, timeouts=Timeouts(5, 0.05)) == b"ok"
+        assert await ask(upstream, origin, timeouts=Timeouts(PATIENCE_SECONDS, 0.05)) == b"ok"
 
 
 async def test_a_slow_reader_is_not_a_silent_engine(upstream: HttpUpstream) -> None:
@@ -319,7 +328,7 @@ async def test_nothing_is_dispatched_after_its_time(upstream: HttpUpstream, late
         for _ in range(2):
             with pytest.raises(TooLate):
                 await ask(upstream, origin, dispatch_by=asyncio.get_running_loop().time() - late_by)
-        assert await ask(upstream, origin, dispatch_by=asyncio.get_running_loop().time() + 1) == b"ok"
+        assert await ask(upstream, origin, dispatch_by=asyncio.get_running_loop().time() + PATIENCE_SECONDS) == b"ok"
         with pytest.raises(TooLate):
             await ask(upstream, origin, dispatch_by=asyncio.get_running_loop().time() - late_by)
     assert len(server.asked) == 1
@@ -330,11 +339,10 @@ async def test_cancelling_closes_the_connection(upstream: HttpUpstream, parts: l
     server = Server(parts)
     async with raw_server(server) as origin:
         task = asyncio.create_task(ask(upstream, origin))
-        while not server.asked:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.asked)
         await asyncio.sleep(0.05)
         task.cancel()
-        await asyncio.wait_for(server.lost.wait(), 2)
+        await asyncio.wait_for(server.lost.wait(), PATIENCE_SECONDS)
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -377,74 +385,77 @@ async def test_closing_leaves_no_connection_open() -> None:
     async with raw_server(server) as origin:
         await ask(upstream, origin)
         await upstream.close()
-        await asyncio.wait_for(server.lost.wait(), 2)
+        await asyncio.wait_for(server.lost.wait(), PATIENCE_SECONDS)
     assert not upstream._open
 
 
-def settling(origin: str) -> UpstreamRequest:
-    return post(origin, settle_seconds=0.3)
-
-
 @pytest.mark.parametrize(
-    ("parts", "at_once"), [([], False), ([CHUNKED[:BODY_AT]], False), ([CHUNKED[: BODY_AT + 8]], True)]
+    ("parts", "heard"), [([], []), ([CHUNKED[:BODY_AT]], [b""]), ([CHUNKED[: BODY_AT + 8]], [b"", b"one"])]
 )
+@pytest.mark.parametrize("settle_seconds", [0.1, 2 * PATIENCE_SECONDS])
 async def test_a_hand_over_settles_before_its_connection_closes(
-    upstream: HttpUpstream, parts: list[bytes], at_once: bool
+    upstream: HttpUpstream, parts: list[bytes], heard: list[bytes], settle_seconds: float
 ) -> None:
-    server = Server(parts)
+    server, said = Server(parts), []
     async with raw_server(server) as origin:
 
         async def hand_over() -> None:
-            response = await upstream.send(settling(origin))
+            response = await upstream.send(post(origin, settle_seconds=settle_seconds))
+            said.append(b"")
             try:
-                await response.read_all()
+                while True:
+                    said.append(await response.read())
             finally:
                 response.close()
 
         task = asyncio.create_task(hand_over())
-        while not server.asked:
-            await asyncio.sleep(0.005)
-        await asyncio.sleep(0.05)
+        await until(lambda: server.asked and said == heard)
         task.cancel()
-        await asyncio.sleep(0.1)
-        assert server.lost.is_set() is at_once
-        await asyncio.wait_for(server.lost.wait(), 2)
+        if b"one" in heard or settle_seconds < PATIENCE_SECONDS:
+            await asyncio.wait_for(server.lost.wait(), PATIENCE_SECONDS)
+        else:
+            await asyncio.sleep(0.1)
+            assert not server.lost.is_set()
 
 
 async def test_a_settling_hand_over_closes_once_its_answer_begins(upstream: HttpUpstream) -> None:
-    begin = asyncio.Event()
-    lost = asyncio.Event()
+    asked, begin, lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"body")
+        asked.set()
         await begin.wait()
         writer.write(CHUNKED[: BODY_AT + 8])
         await reader.read()
         lost.set()
 
     async with raw_server(server) as origin:
-        request = post(origin, settle_seconds=60)
+        request = post(origin, settle_seconds=2 * PATIENCE_SECONDS)
         task = asyncio.create_task(upstream.send(request))
-        await asyncio.sleep(0.05)
+        await asked.wait()
         task.cancel()
         await asyncio.sleep(0.05)
         assert not lost.is_set()
         begin.set()
-        await asyncio.wait_for(lost.wait(), 2)
+        await asyncio.wait_for(lost.wait(), PATIENCE_SECONDS)
 
 
 async def test_a_hand_over_is_made_even_when_cancelled_before_it_is_connected(upstream: HttpUpstream) -> None:
     server = Server(OK)
     async with raw_server(server) as origin:
-        for settle, asked in ((0.0, 0), (0.3, 1)):
+        for settle in (0.0, PATIENCE_SECONDS):
             task = asyncio.create_task(upstream.send(post(origin, settle_seconds=settle)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             task.cancel()
-            await asyncio.sleep(0.1)
-            assert len(server.asked) == asked
+            if settle:
+                await until(lambda: server.asked)
+            else:
+                await asyncio.sleep(0.1)
+                assert not server.asked
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("sent_before_leaving", [True, False])
 async def test_an_answer_given_before_the_engine_noticed_is_still_heard(
     upstream: HttpUpstream, sent_before_leaving: bool
@@ -465,43 +476,46 @@ async def test_an_answer_given_before_the_engine_noticed_is_still_heard(
         task = asyncio.create_task(upstream.send(listening))
         await asked.wait()
         task.cancel()
-        await asyncio.sleep(0.1)
+        await until(lambda: heard)
     assert heard == [(200, b"ok")]
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_connection_on_which_goodbye_was_said_is_not_used_again(upstream: HttpUpstream) -> None:
     """Although its engine would keep it, and nobody could write to it."""
-    connections = 0
+    connections, asked, never = 0, asyncio.Event(), asyncio.Event()
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
         await reader.readuntil(b"body")
-        await asyncio.sleep(0.05)
+        asked.set()
+        if connections == 1:
+            assert await reader.read() == b""
         writer.write(OK)
-        await asyncio.sleep(0.3)
+        await never.wait()
 
     heard: list[object] = []
     async with raw_server(server) as origin:
         task = asyncio.create_task(upstream.send(post(origin, on_late_answer=lambda *said: heard.append(said))))
-        await asyncio.sleep(0.02)
+        await asked.wait()
         task.cancel()
-        await asyncio.sleep(0.1)
+        await until(lambda: heard)
         assert heard == [(200, b"ok")]
         assert await ask(upstream, origin) == b"ok"
     assert connections == 2
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_an_engine_that_had_not_finished_is_cancelled_at_once(upstream: HttpUpstream) -> None:
     heard: list[object] = []
     server = Server([])
     async with raw_server(server) as origin:
         listening = post(origin, on_late_answer=lambda *said: heard.append(said))
         task = asyncio.create_task(upstream.send(listening))
-        while not server.asked:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.asked)
         task.cancel()
-        await asyncio.wait_for(server.lost.wait(), 0.5)
+        await asyncio.wait_for(server.lost.wait(), PATIENCE_SECONDS)
     assert heard == []
 
 
@@ -516,6 +530,7 @@ async def test_an_answer_that_was_read_is_not_late(upstream: HttpUpstream) -> No
     assert heard == []
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_hand_over_that_an_engine_took_is_never_sent_twice(upstream: HttpUpstream) -> None:
     asked = 0
 
@@ -530,7 +545,7 @@ async def test_a_hand_over_that_an_engine_took_is_never_sent_twice(upstream: Htt
     async with raw_server(server) as origin:
         assert await ask(upstream, origin) == b"ok"
         with pytest.raises(BrokenOff):
-            await ask(upstream, origin, dispatch_by=asyncio.get_running_loop().time() + 60)
+            await ask(upstream, origin, dispatch_by=asyncio.get_running_loop().time() + PATIENCE_SECONDS)
         await asyncio.sleep(0.05)
     assert asked == 1
 
@@ -548,6 +563,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_prefill_over_tls_is_cancelled_too(
     upstream: HttpUpstream, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,5 +590,5 @@ async def test_a_prefill_over_tls_is_cancelled_too(
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending
-    await asyncio.wait_for(gone.wait(), 1)
+    await asyncio.wait_for(gone.wait(), PATIENCE_SECONDS)
     server.close()

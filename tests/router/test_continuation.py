@@ -21,6 +21,7 @@ from tests.router.fakes import EVENTS, Answer, FakeEngine, decoder, prefiller
 from tests.router.recomputing import PROMPT, TEXT, TOKENS, recomputing
 from tests.router.retelling import TEXTS, TOKEN_IDS, TOOLS, Assembled, chunk, event, stream
 from tests.router.sockets import asgi, served
+from tests.router.waiting import in_one_of
 
 pytestmark = pytest.mark.anyio
 
@@ -383,6 +384,7 @@ async def test_a_client_that_leaves_ends_its_continuation(bench: Make, where: st
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+@in_one_of(5)
 async def test_the_deadline_covers_continuations_too(bench: Make, streamed: bool) -> None:
     p, d = prefiller(), recomputing(0)
     router = await bench(p, d, request_timeout_seconds=0.1)

@@ -43,6 +43,7 @@ from tests.router.fakes import (
     transfer_parameters,
 )
 from tests.router.sockets import asgi, served
+from tests.router.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 
@@ -52,14 +53,6 @@ LOOK_SECONDS = 0.02
 
 WORD = {"choices": [{"index": 0, "text": "word", "finish_reason": None}]}
 FINISH = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
-
-
-async def until(condition: Callable[[], bool], seconds: float = 5) -> None:
-    for _ in range(int(seconds / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to that in time")
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +130,7 @@ async def test_how_a_drain_goes_is_shown_and_logged(bench: Make, caplog: pytest.
     assert 'schedloom_router_engine_state{engine="engine-1",state="draining"} 1.0' in page
     assert 'schedloom_router_engine_state{engine="engine-1",state="ready"} 0.0' in page
     assert 'schedloom_router_engine_in_flight{engine="engine-1",rank="0"} 1.0' in page
-    refused = [await asyncio.wait_for(completion(router, n=n), 5) for n in (1, 2)]
+    refused = [await asyncio.wait_for(completion(router, n=n), PATIENCE_SECONDS) for n in (1, 2)]
     assert [(one.status, one.json["error"]["code"]) for one in refused] == [(503, "no_decoder")] * 2
     assert (await router.client.get("/v1/models")).json["data"] == []
     gate.set()

@@ -27,6 +27,7 @@ from schedloom.router.settings import WorkerSettings
 from schedloom.router.worker import Worker
 from tests.router.conftest import Make
 from tests.router.fakes import Answer, contract, decoder, prefiller
+from tests.router.waiting import PATIENCE_SECONDS
 
 SIZE = 4
 Event = dict[str, Any]
@@ -214,7 +215,7 @@ class Place:
         return self.events.of_prompt(self.worker.targets[0], PROMPT, None)
 
     async def comes_to(self, held: Held | None, nudge: Callable[[], Any] | None = None) -> None:
-        for _ in range(200):
+        for _ in range(1200):
             if self.held == held:
                 return
             if nudge is not None:
@@ -311,7 +312,7 @@ async def test_a_listener_closes_in_the_midst_of_what_it_is_told(follow: Follow)
             await asyncio.sleep(0)
         for _ in range(pauses % 8):
             await asyncio.sleep(0)
-        await asyncio.wait_for(place.events.close(), 5)
+        await asyncio.wait_for(place.events.close(), PATIENCE_SECONDS)
 
 
 def test_missing_libraries_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

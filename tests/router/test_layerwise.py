@@ -15,6 +15,7 @@ import pytest
 from schedloom.core.wire import Role
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, FakeEngine, Seen, contract
+from tests.router.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 
@@ -209,7 +210,7 @@ async def test_a_client_that_leaves_does_not_leave_the_decoder_waiting(bench: Ma
     pair.d.script = [late]
     await router.client.chat()
     router.client.leave.clear()
-    await asyncio.wait_for(pair.written.wait(), 2)
+    await asyncio.wait_for(pair.written.wait(), PATIENCE_SECONDS)
     assert await asked[0] == 200
 
 
@@ -219,8 +220,7 @@ async def test_callbacks_that_never_come_are_forgotten(bench: Make) -> None:
     pair.d.script = []
     for _ in range(5):
         await router.client.chat()
-    await asyncio.sleep(0.1)
-    assert len(router.app._attempts.callbacks) == 0
+    await until(lambda: len(router.app._attempts.callbacks) == 0)
 
 
 async def test_a_callback_is_no_endpoint_for_anything_else(bench: Make) -> None:

@@ -19,6 +19,7 @@ from schedloom.router.upstream import TimedOut
 from schedloom.router.worker import Health, Worker
 from tests.router.conftest import Make, settings_for
 from tests.router.fakes import Answer, FakeEngine, FakeUpstream, contract, decoder, prefiller
+from tests.router.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -199,7 +200,7 @@ async def test_a_start_waits_for_engines(caplog: pytest.LogCaptureFixture) -> No
     d.reachable = False
     app = RouterApp(settings_for([p, d], start_wait_seconds=10), FakeUpstream([p, d]))
     starting = asyncio.create_task(app.start())
-    await asyncio.sleep(0.05)
+    await until(lambda: caplog.text.count("waiting up to"))
     d.reachable = True
     await starting
     await app.close()
@@ -261,8 +262,7 @@ async def test_engines_are_looked_at_again_and_again(bench: Make) -> None:
     p, d = prefiller(), decoder()
     router = await bench(p, d, health_interval_seconds=0.02)
     d.contract = contract(Role.CONSUMER, epoch="e2")
-    await asyncio.sleep(0.1)
-    assert router.app.fleet.workers[1].contract.epoch == "e2"
+    await until(lambda: router.app.fleet.workers[1].contract.epoch == "e2")
 
 
 async def test_trouble_makes_the_router_look_at_once(bench: Make) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.router.conftest import Make
 from tests.router.fakes import BROKEN, EVENTS, Answer, decoder, event_bytes, prefiller
+from tests.router.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 
@@ -151,8 +152,8 @@ async def test_one_hung_engine_blocks_nobody_else(bench: Make) -> None:
     never = asyncio.Event()
     decoders[0].always = Answer(200, EVENTS, [event_bytes(WORD), never])
     hung = [asyncio.create_task(router.client.chat(stream=True)) for _ in range(4)]
-    await asyncio.sleep(0.01)
-    served = [await asyncio.wait_for(router.client.chat(), 2) for _ in range(20)]
+    await until(lambda: decoders[0].open and decoders[0].open + sum(one.done() for one in hung) == 4)
+    served = [await asyncio.wait_for(router.client.chat(), PATIENCE_SECONDS) for _ in range(20)]
     assert {turn.status for turn in served} == {200}
     assert {turn.headers["x-schedloom-decoder"] for turn in served} == {"engine-2"}
     router.client.leave.set()

@@ -13,6 +13,7 @@ from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, Seen, decoder, prefiller
 from tests.router.keeping import BIDIRECTIONAL, Fleet, KeepingDecoder, tokens_of
 from tests.router.test_membership import refusal
+from tests.router.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +62,7 @@ async def test_events_arrive_as_they_are_made(bench: Make) -> None:
         return Answer(200, whole.kind, [*whole.steps[:2], begun, *whole.steps[2:]])
 
     fleet.d.script = [slowly]
-    first = await asyncio.wait_for(router.client.chat("s", messages=HELLO, stream=True), 5)
+    first = await asyncio.wait_for(router.client.chat("s", messages=HELLO, stream=True), PATIENCE_SECONDS)
     assert (first.text, first.decision) == (" word word word", "pd")
     assert (await router.client.chat("s", messages=history("more"))).decision == "pull_back"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from tests.router.client import Received
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, FakeEngine, decoder, prefiller
+from tests.router.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -177,11 +177,7 @@ async def test_only_the_sessions_of_an_engine_that_drains_move_and_they_come_hom
 
 
 async def all_ready(router: Bench, count: int) -> None:
-    for _ in range(500):
-        if list(router.states.values()) == ["ready"] * count:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"it did not come to that in time: {router.states}")
+    await until(lambda: list(router.states.values()) == ["ready"] * count)
 
 
 async def anew(router: Bench, prefillers: Sequence[FakeEngine], decoders: Sequence[FakeEngine]) -> Homes:

@@ -10,6 +10,7 @@ from schedloom.router.breaker import CONSECUTIVE_FAILURES
 from schedloom.router.upstream import BrokenOff, ConnectFailed
 from tests.router.conftest import Make
 from tests.router.fakes import BROKEN, EVENTS, Answer, FakeEngine, Seen, decoder, event_bytes, prefiller
+from tests.router.waiting import in_one_of
 
 pytestmark = pytest.mark.anyio
 
@@ -266,6 +267,7 @@ async def test_a_busy_owner_does_not_keep_its_session(bench: Make) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
+@in_one_of(5)
 async def test_a_request_that_takes_too_long_ends_in_an_error(bench: Make, begun: bool) -> None:
     p, d = prefiller(), decoder()
     router = await bench(p, d, request_timeout_seconds=0.05)
@@ -279,6 +281,7 @@ async def test_a_request_that_takes_too_long_ends_in_an_error(bench: Make, begun
         assert (received.status, received.json["error"]["code"]) == (504, "request_timeout")
 
 
+@in_one_of(5)
 async def test_a_deadline_that_comes_after_the_end_changes_nothing(bench: Make) -> None:
     p, d = prefiller(), decoder()
     router = await bench(p, d, request_timeout_seconds=0.05)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ import pytest
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import SessionOwner
+from schedloom.router import patience
 from schedloom.router.app import RouterApp
 from schedloom.router.metrics import Metrics
-from schedloom.router.patience import PATIENCE_SECONDS, REST_SECONDS, PatientSessions
+from schedloom.router.patience import REST_SECONDS, PatientSessions
 from schedloom.router.redis_sessions import RedisSessions
 from schedloom.router.roster import Roster
 from schedloom.router.serve import tell_doubts
@@ -27,6 +30,7 @@ from tests.router.client import Client
 from tests.router.conftest import settings_for
 from tests.router.fakes import FakeUpstream, decoder, prefiller
 from tests.router.test_sessions import Clock
+from tests.router.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 
@@ -77,9 +81,8 @@ async def test_a_store_that_hangs_is_not_waited_for() -> None:
     clock = Clock()
     store = Failing(clock)
     store.trouble = asyncio.Event()
-    begun = asyncio.get_running_loop().time()
-    assert await PatientSessions(store, Metrics(), clock).owner(KEY) is None
-    assert asyncio.get_running_loop().time() - begun < PATIENCE_SECONDS + 1
+    asked = PatientSessions(store, Metrics(), clock).owner(KEY)
+    assert await asyncio.wait_for(asked, 100 * patience.PATIENCE_SECONDS) is None
 
 
 async def test_without_its_store_a_router_serves_by_prefillers() -> None:
@@ -145,24 +148,47 @@ class Server:
         options = ["--port", "0", "--unixsocket", str(self.socket), "--save", "", "--dir", str(folder)]
         self.process = subprocess.Popen([SERVER, *options], stdout=subprocess.DEVNULL)
 
+    def answers(self) -> bool:
+        """Its socket is there a moment before anybody listens."""
+        assert self.process.poll() is None
+        with socket.socket(socket.AF_UNIX) as one:
+            return one.connect_ex(str(self.socket)) == 0
+
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
     if SERVER is None:
         pytest.skip("neither valkey-server nor redis-server is installed")
     server = Server(tmp_path)
-    while not server.socket.exists():
-        assert server.process.poll() is None
-    yield server
-    server.stop()
+    try:
+        await until(server.answers)
+        yield server
+    finally:
+        server.stop()
 
 
-async def test_a_server_keeps_the_sessions_of_all_routers(server: Server) -> None:
-    one, two = RedisSessions(server.url, Roster(ENGINES), 60), RedisSessions(server.url, Roster(ENGINES), 60)
+Connect = Callable[..., RedisSessions]
+
+
+@pytest.fixture
+async def connect(server: Server) -> AsyncIterator[Connect]:
+    """What connects to the server is closed when a test has failed, too: the loop ends no sooner."""
+    async with AsyncExitStack() as stack:
+
+        def made(idle_seconds: float = 60, roster: Roster | None = None) -> RedisSessions:
+            sessions = RedisSessions(server.url, roster or Roster(ENGINES), idle_seconds)
+            stack.push_async_callback(sessions.close)
+            return sessions
+
+        yield made
+
+
+async def test_a_server_keeps_the_sessions_of_all_routers(connect: Connect) -> None:
+    one, two = connect(), connect()
     assert await one.owner(KEY) is None
     await one.bind(KEY, OWNER)
     assert await two.owner(KEY) == OWNER
@@ -171,14 +197,12 @@ async def test_a_server_keeps_the_sessions_of_all_routers(server: Server) -> Non
     assert await one.owner(KEY._replace(tenant="another")) is None
     await one.release(KEY)
     assert await two.owner(KEY) is None
-    for sessions in (one, two):
-        await sessions.close()
 
 
-async def test_an_owner_is_known_by_its_address_whatever_each_router_calls_it(server: Server) -> None:
+async def test_an_owner_is_known_by_its_address_whatever_each_router_calls_it(connect: Connect) -> None:
     """A3: routers whose fleets changed at different times share what they have in common."""
     roster = Roster(ENGINES)
-    one, other = RedisSessions(server.url, roster, 60), RedisSessions(server.url, Roster(ENGINES[1:]), 60)
+    one, other = connect(roster=roster), connect(roster=Roster(ENGINES[1:]))
     await one.bind(KEY, OTHER)
     assert await other.owner(KEY) == replace(OTHER, worker="decoder-0")
     await one.bind(KEY, OWNER)
@@ -188,33 +212,41 @@ async def test_an_owner_is_known_by_its_address_whatever_each_router_calls_it(se
     await one.bind(KEY, OTHER)
     await one.bind(KEY, OWNER)
     assert await other.owner(KEY) == replace(OTHER, worker="decoder-0")
-    for sessions in (one, other):
-        await sessions.close()
 
 
-async def test_idle_sessions_are_forgotten_and_used_ones_are_not(server: Server) -> None:
-    sessions, other = RedisSessions(server.url, Roster(ENGINES), 0.4), SessionKey("", "", "idle")
-    await sessions.bind(KEY, OWNER)
-    await sessions.bind(other, OWNER)
-    for _ in range(4):
-        await asyncio.sleep(0.2)
-        assert await sessions.owner(KEY) == OWNER
-    assert await sessions.owner(other) is None
-    await sessions.close()
+async def test_idle_sessions_are_forgotten_and_used_ones_are_not(connect: Connect) -> None:
+    sessions, idle = connect(idle_seconds=60), SessionKey("", "", "idle")
+    server = sessions._client
+    for key in (KEY, idle):
+        await sessions.bind(key, OWNER)
+    for name in await server.keys("*"):
+        await server.pexpire(name, 30_000)  # as if half of the time had passed
+    assert await sessions.owner(KEY) == OWNER
+    left = {name: await server.pttl(name) for name in await server.keys("*")}
+    assert [milliseconds > 30_000 for milliseconds in sorted(left.values())] == [False, True]
+    brief = connect(idle_seconds=0.01)
+    await brief.bind(idle, OWNER)
+    for _ in range(1000):
+        if len(await server.keys("*")) == 1:
+            break
+        await asyncio.sleep(0.01)
+    assert await sessions.owner(idle) is None and await sessions.owner(KEY) == OWNER
 
 
-async def test_no_session_id_is_kept_in_the_clear(server: Server) -> None:
-    sessions = RedisSessions(server.url, Roster(ENGINES), 60)
+async def test_no_session_id_is_kept_in_the_clear(connect: Connect) -> None:
+    sessions = connect()
     await sessions.bind(KEY, OWNER)
     (name,) = await sessions._client.keys("*")
     assert not any(word in name.decode() for word in KEY)
-    await sessions.close()
 
 
-async def test_two_routers_share_their_sessions_and_outlive_their_server(server: Server) -> None:
+async def test_two_routers_share_their_sessions_and_outlive_their_server(
+    server: Server, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", PATIENCE_SECONDS)
     engines = [prefiller(), decoder(0), decoder(1)]
     settings = settings_for(engines)
-    stores = [RedisSessions(server.url, Roster(settings.workers), 60) for _ in range(2)]
+    stores = [connect(roster=Roster(settings.workers)) for _ in range(2)]
     apps = [RouterApp(settings, FakeUpstream(engines), store) for store in stores]
     for app in apps:
         await app.start()

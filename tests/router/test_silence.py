@@ -9,6 +9,7 @@ import pytest
 from schedloom.router.client import HttpUpstream
 from schedloom.router.upstream import TimedOut, Timeouts, UpstreamRequest
 from tests.router.sockets import raw_server
+from tests.router.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -25,6 +26,6 @@ async def test_silence_is_noticed_however_late_the_answer_began() -> None:
         request = UpstreamRequest(origin, "POST", "/", (), b"body", Timeouts(60, 0.1))
         response = await upstream.send(request)
         with pytest.raises(TimedOut):
-            await asyncio.wait_for(response.read(), 5)
+            await asyncio.wait_for(response.read(), PATIENCE_SECONDS)
         response.close()
     await upstream.close()

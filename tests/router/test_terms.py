@@ -24,6 +24,7 @@ from tests.router.fakes import Answer, contract, decoder, prefiller
 from tests.router.keeping import Fleet
 from tests.router.test_layerwise import ASKED, LayerwisePair
 from tests.router.test_transfers import MOONCAKE
+from tests.router.waiting import PATIENCE_SECONDS, until
 
 ENDPOINTS = [KvEndpoint(engine_id=f"engine_dp{rank}", host="10.0.0.7", port=5600 + rank) for rank in range(2)]
 NIXL: dict[str, Any] = {
@@ -232,7 +233,7 @@ async def test_an_engine_that_was_restarted_elsewhere_is_looked_at(bench: Make) 
     p.contract = contract(Role.PRODUCER, kv_endpoints=moved, epoch="e2")
     p.always = Answer.of({"kv_transfer_params": NIXL | {"remote_host": "10.0.0.9"}})
     assert (await router.client.chat()).status == 502
-    await asyncio.sleep(0.01)
+    await until(lambda: router.app.fleet.workers[0].contract.epoch == "e2")
     assert (await router.client.chat()).status == 200
 
 
@@ -255,7 +256,7 @@ async def test_what_a_prefiller_tells_too_late_goes_by_the_same_terms(bench: Mak
     source = router.app.fleet.prefillers[0].targets[0]
     for parameters, asked in ((NIXL | {"metaserver": "http://evil/"}, 0), (NIXL, 1)):
         pull._release(call, source, "id", 200, json.dumps({"kv_transfer_params": parameters}).encode())
-        await asyncio.sleep(0.01)
+        await (until(lambda: d.seen) if asked else asyncio.sleep(0.01))
         assert len(d.seen) == asked
 
 
@@ -304,6 +305,6 @@ async def test_what_a_decoder_asks_for_goes_by_the_same_terms(bench: Make) -> No
         raise AssertionError
 
     pair.d.script = [ask, ask]
-    received = await asyncio.wait_for(router.client.chat(), 5)
+    received = await asyncio.wait_for(router.client.chat(), PATIENCE_SECONDS)
     assert (received.status, received.json["error"]["code"]) == (502, "bad_transfer_parameters")
     assert pair.p.seen == [] and len(pair.d.seen) == 1

@@ -16,6 +16,7 @@ from tests.router.fakes import EVENTS, Answer, FakeEngine, Seen, decoder, event_
 from tests.router.sockets import asgi, served
 from tests.router.test_layerwise import ASKED, CONNECTOR
 from tests.router.test_transfers import ENDPOINTS, PUSH
+from tests.router.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 
@@ -36,16 +37,8 @@ async def routed(p: FakeEngine, d: FakeEngine, **settings: Any) -> AsyncIterator
         await until(lambda: sum(worker.in_flight for worker in app.fleet.workers) == 0)
 
 
-async def until(condition: Any) -> None:
-    for _ in range(200):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come so far")
-
-
 async def hang_up_when(address: str, condition: Any) -> None:
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=PATIENCE_SECONDS) as client:
         request = asyncio.ensure_future(client.post(f"{address}/v1/completions", json=BODY))
         await until(condition)
         request.cancel()
@@ -66,7 +59,7 @@ class Pushing:
 async def test_pushed_answers_arrive() -> None:
     pair = Pushing()
     pair.d.script = [Answer(200, EVENTS, [pair.may, WORD, DONE])]
-    async with routed(pair.p, pair.d) as address, httpx2.AsyncClient() as client:
+    async with routed(pair.p, pair.d) as address, httpx2.AsyncClient(timeout=PATIENCE_SECONDS) as client:
         asyncio.get_running_loop().call_later(0.05, pair.may.set)
         received = await client.post(f"{address}/v1/completions", json=BODY)
     assert (received.status_code, received.headers["x-schedloom-decision"]) == (200, "pd")
@@ -103,7 +96,7 @@ async def test_a_decoder_whose_prefiller_fails_twice_is_left_at_once() -> None:
     pair = Pushing()
     late = event_bytes({"error": {"message": "late", "code": 500}})
     pair.p.script = [Answer(200, EVENTS, [late, DONE])] * 2
-    async with routed(pair.p, pair.d) as address, httpx2.AsyncClient() as client:
+    async with routed(pair.p, pair.d) as address, httpx2.AsyncClient(timeout=PATIENCE_SECONDS) as client:
         received = await client.post(f"{address}/v1/completions", json=BODY)
         assert (received.status_code, received.json()["error"]["code"]) == (502, "prefill_failed")
         await until(lambda: pair.d.cancelled == 1)
@@ -116,7 +109,7 @@ async def test_a_decoder_asks_over_its_own_connection() -> None:
 
     async def decode(seen: Seen) -> Answer:
         body = ASKED | {"request_id": f"cmpl-{seen.headers['x-request-id']}-0"}
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=PATIENCE_SECONDS) as client:
             answer = await client.post(seen.body["kv_transfer_params"]["metaserver"], json=body)
         asked.append(answer.status_code)
         return Answer(200, EVENTS, [WORD, DONE])
@@ -129,7 +122,7 @@ async def test_a_decoder_asks_over_its_own_connection() -> None:
         front.app = RouterApp(router_settings({"workers": [{"url": url} for url in urls], "callback_url": address}))
         await front.app.start()
         stack.push_async_callback(front.app.close)
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=PATIENCE_SECONDS) as client:
             received = await client.post(f"{address}/v1/completions", json=BODY)
     assert (received.content, asked) == (WORD + DONE, [200])
     assert p.seen[0].body["kv_transfer_params"]["remote_host"] == ASKED["remote_host"]

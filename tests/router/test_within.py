@@ -17,13 +17,13 @@ async def answer(seconds: float) -> str:
 
 
 async def test_an_answer_in_time_is_returned_and_an_error_raised() -> None:
-    assert await within(1, answer(0)) == "answer"
+    assert await within(60, answer(0)) == "answer"
 
     async def fail() -> None:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        await within(1, fail())
+        await within(60, fail())
 
 
 async def test_what_takes_too_long_is_ended() -> None:
