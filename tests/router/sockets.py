@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -15,6 +16,7 @@ from schedloom.router.protocol import Limits
 from schedloom.router.serve import address_of, listen
 from schedloom.router.server import Server
 from tests.router.fakes import FakeEngine, Seen
+from tests.router.waiting import PATIENCE_SECONDS
 
 _LIMITS = Limits()
 
@@ -75,6 +77,18 @@ async def router_process(
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+def refuses(address: str) -> bool:
+    """Whether nobody listens there any more."""
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), PATIENCE_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except ConnectionError:
+        pass
+    return False
 
 
 async def _handled(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

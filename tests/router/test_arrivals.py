@@ -20,6 +20,7 @@ from tests.router.conftest import Make
 from tests.router.fakes import decoder, prefiller
 from tests.router.sockets import served
 from tests.router.test_server import echo
+from tests.router.waiting import PATIENCE_SECONDS, in_one_of, until
 
 pytestmark = pytest.mark.anyio
 
@@ -131,7 +132,7 @@ async def answers(reader: asyncio.StreamReader, many: int) -> list[bytes]:
     """The bodies of as many answers."""
     found = []
     for _ in range(many):
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_SECONDS)
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         found.append(await reader.readexactly(length))
     return found
@@ -175,6 +176,7 @@ async def test_what_is_not_for_engines_is_never_held() -> None:
         await asyncio.gather(*first)
 
 
+@in_one_of(5)
 async def test_a_held_request_is_not_taken_for_a_slow_one_nor_its_connection_for_an_idle_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -196,12 +198,12 @@ async def test_what_is_turned_away_is_refused_and_its_connection_kept(monkeypatc
     monkeypatch.setattr(Arrivals, "hold", lambda _, arrival: connections.append(arrival))
     async with crowded(1) as [(reader, writer)]:
         writer.write(post(b"1"))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(connections) == 1)
         connections[0].turn_away()
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 503")
         await reader.readuntil(b"}}")
         writer.write(post(b"2"))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(connections) == 2)
         connections[1].begin()
         assert await answers(reader, 1) == [b"POST /v1/completions  2"]
 
@@ -213,8 +215,8 @@ async def test_a_server_that_is_told_to_end_answers_what_it_holds(monkeypatch: p
     await server.start(listener)
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(post(b"1"))
-    await asyncio.sleep(0.05)
-    await server.stop(grace_seconds=5)
+    await until(lambda: server._clients.arrivals._held)
+    await server.stop(grace_seconds=PATIENCE_SECONDS)
     assert await answers(reader, 1) == [b"POST /v1/completions  1"]
     writer.close()
 
@@ -272,11 +274,9 @@ async def test_whoever_leaves_while_held_is_forgotten(monkeypatch: pytest.Monkey
     _, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(post(b"1"))
     held = server._clients.arrivals._held
-    await asyncio.sleep(0.05)
-    assert len(held) == 1
+    await until(lambda: len(held) == 1)
     writer.close()
-    await asyncio.sleep(0.05)
-    assert not held
+    await until(lambda: not held)
     await server.stop(0)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -21,9 +20,9 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.router.processes.assignment import for_each
 from schedloom.router.serve import listen
 from schedloom.router.settings import router_settings
-from schedloom.router.standing import PUBLISHED_EVERY_SECONDS
 from tests.router.fakes import EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
-from tests.router.sockets import asgi, served
+from tests.router.sockets import asgi, refuses, served
+from tests.router.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 
@@ -43,34 +42,39 @@ class Router:
         self.process = process
         self.address = address
         self.engines = engines
+        self._told = False
 
     @property
     def children(self) -> set[int]:
         text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return {int(pid) for pid in text.split()}
 
-    @property
-    def refuses(self) -> bool:
-        """Whether nobody listens any more."""
-        host, _, port = self.address.removeprefix("http://").rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), 5).close()
-        except ConnectionRefusedError:
-            return True
-        return False
+    def stop(self) -> None:
+        """Once: a process that has ended all but itself hears a second signal no more, and is ended by it."""
+        if not self._told:
+            self._told = True
+            self.process.send_signal(signal.SIGTERM)
 
     async def ask(self, session: str | None = None) -> httpx2.Response:
         """By a connection of its own, so that the kernel chooses the process."""
         headers = {"X-Session-ID": session} if session else {}
-        async with httpx2.AsyncClient(base_url=self.address, timeout=20) as client:
+        async with httpx2.AsyncClient(base_url=self.address, timeout=PATIENCE_SECONDS) as client:
             answer: httpx2.Response = await client.post("/v1/completions", json=BODY, headers=headers)
             return answer
 
     async def figure(self, name: str) -> float:
-        async with httpx2.AsyncClient(base_url=self.address, timeout=20) as client:
+        async with httpx2.AsyncClient(base_url=self.address, timeout=PATIENCE_SECONDS) as client:
             page = (await client.get("/metrics")).text
         found = re.findall(rf"^schedloom_router_{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE)
         return sum(map(float, found))
+
+    async def counts(self, name: str, value: float) -> None:
+        """Each process tells the others its figures once in a while, and an answer leaves before it is counted."""
+        for _ in range(600):
+            if await self.figure(name) >= value:
+                break
+            await asyncio.sleep(0.05)
+        assert await self.figure(name) == value
 
 
 @asynccontextmanager
@@ -87,23 +91,15 @@ async def routed(*options: str, status: int = 0) -> AsyncIterator[Router]:
             line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
             match = re.search(r"http://\S+", line)
             assert match is not None, line
-            yield Router(process, match[0], engines)
+            router = Router(process, match[0], engines)
+            yield router
             with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            rest, _ = await asyncio.wait_for(process.communicate(), 30)
+                router.stop()
+            rest, _ = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
             assert (process.returncode, rest) == (status, b"")
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
-
-
-async def until(condition: object, seconds: float = 30) -> None:
-    assert callable(condition)
-    for _ in range(int(seconds / 0.05)):
-        if condition():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("it did not come to that in time")
 
 
 async def test_sessions_and_figures_are_those_of_one_router() -> None:
@@ -111,9 +107,7 @@ async def test_sessions_and_figures_are_those_of_one_router() -> None:
         assert len(router.children) == 2
         turns = [(await router.ask("s")).headers["x-schedloom-decision"] for _ in range(12)]
         assert turns == ["pd", *["append"] * 11]
-        while await router.figure("requests_total") < 12:  # the other process tells its own once a second
-            await asyncio.sleep(0.05)
-        assert await router.figure("requests_total") == 12
+        await router.counts("requests_total", 12)
         assert await router.figure("local_attempts_total") == 11
         assert await router.figure("in_flight") == 0
         assert await router.figure("engine_state") == 2 * len(router.engines)
@@ -127,8 +121,7 @@ async def test_both_processes_serve() -> None:
             engine.always = Answer(200, EVENTS, [event_bytes(WORD), gate, event_bytes(FINISH), event_bytes("[DONE]")])
         asked = [asyncio.create_task(router.ask()) for _ in range(24)]
         await until(lambda: sum(len(engine.seen) for engine in router.engines[1:]) == 24)
-        await asyncio.sleep(1.5 * PUBLISHED_EVERY_SECONDS)
-        assert await router.figure("in_flight") == 24
+        await router.counts("in_flight", 24)
         busy = [pid for pid in router.children if _open_sockets(pid) > IDLE_SOCKETS]
         gate.set()
         assert {(await one).status_code for one in asked} == {200}
@@ -147,8 +140,7 @@ async def test_a_process_that_dies_is_replaced_and_nothing_counted_is_lost() -> 
     async with routed() as router:
         for number in range(8):
             assert (await router.ask(str(number))).headers["x-schedloom-decision"] == "pd"
-        while await router.figure("requests_total") < 8:  # an answer leaves a moment before it is counted
-            await asyncio.sleep(0.05)
+        await router.counts("requests_total", 8)
         before = router.children
         victim = min(before)
         os.kill(victim, signal.SIGKILL)
@@ -158,8 +150,7 @@ async def test_a_process_that_dies_is_replaced_and_nothing_counted_is_lost() -> 
             with suppress(httpx2.TransportError):
                 statuses.append((await router.ask(str(number))).headers["x-schedloom-decision"])
         assert len(statuses) >= 7 and set(statuses) == {"append"}
-        await asyncio.sleep(1.5 * PUBLISHED_EVERY_SECONDS)
-        assert await router.figure("requests_total") == 8 + len(statuses)
+        await router.counts("requests_total", 8 + len(statuses))
         assert len(router.children & before) == 1
 
 
@@ -226,8 +217,8 @@ async def test_sigterm_lets_every_process_finish_what_is_under_way() -> None:
             engine.always = Answer(200, EVENTS, [event_bytes(WORD), gate, event_bytes(FINISH), event_bytes("[DONE]")])
         asked = [asyncio.create_task(router.ask()) for _ in range(12)]
         await until(lambda: sum(len(engine.seen) for engine in router.engines[1:]) == 12)
-        router.process.send_signal(signal.SIGTERM)
-        await until(lambda: router.refuses)
+        router.stop()
+        await until(lambda: refuses(router.address))
         gate.set()
         assert {(await one).text.endswith("data: [DONE]\n\n") for one in asked} == {True}
 
@@ -236,7 +227,15 @@ async def test_nobody_is_left_when_the_supervisor_is_killed() -> None:
     async with routed(status=-signal.SIGKILL) as router:
         children = router.children
         router.process.kill()
-        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+        await until(lambda: not any(map(_is_running, children)))
+
+
+def _is_running(pid: int) -> bool:
+    """Who has ended and whom nobody has asked about is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 async def run_to_the_end(*arguments: str) -> tuple[int | None, str, str]:

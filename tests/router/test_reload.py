@@ -27,6 +27,7 @@ from schedloom.router.reload import Reloading
 from schedloom.router.settings import RouterSettings, WorkerSettings, router_settings
 from tests.router.fakes import EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
 from tests.router.sockets import asgi, served
+from tests.router.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -174,20 +175,20 @@ class Router:
 
     async def ask(self, session: str | None = None, **body: Any) -> httpx2.Response:
         headers = {"X-Session-ID": session} if session else {}
-        async with httpx2.AsyncClient(base_url=self.address, timeout=20) as client:
+        async with httpx2.AsyncClient(base_url=self.address, timeout=PATIENCE_SECONDS) as client:
             answer: httpx2.Response = await client.post("/v1/completions", json=BODY | body, headers=headers)
             return answer
 
     async def states(self) -> dict[str, float]:
         """How many processes see which engine in which state."""
-        async with httpx2.AsyncClient(base_url=self.address, timeout=20) as client:
+        async with httpx2.AsyncClient(base_url=self.address, timeout=PATIENCE_SECONDS) as client:
             page = (await client.get("/metrics")).text
         found = re.findall(r'^schedloom_router_engine_state{engine="(\S+)",state="(\S+)"} (\S+)$', page, re.MULTILINE)
         return {f"{engine} {state}": float(count) for engine, state, count in found if float(count)}
 
     async def until(self, **expected: float) -> None:
         wanted = {name.replace("_", " ").replace("engine ", "engine-"): count for name, count in expected.items()}
-        for _ in range(200):
+        for _ in range(1200):
             if await self.states() == wanted:
                 return
             await asyncio.sleep(0.05)
@@ -217,7 +218,7 @@ async def routed(folder: Path, engines: list[FakeEngine], first: int, *options: 
             assert match is not None, log.read_text()
             yield Router(process, match[0], file, log)
             process.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(process.wait(), 30) == 0
+            assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -260,7 +261,7 @@ async def test_the_only_decoder_drains_and_is_taken_back(tmp_path: Path, count: 
         assert (await router.ask("s")).headers["x-schedloom-decision"] == "pd"
         router.write(p, d, drain=d)
         await router.until(engine_0_ready=count, engine_1_drained=count)
-        async with httpx2.AsyncClient(base_url=router.address) as client:
+        async with httpx2.AsyncClient(base_url=router.address, timeout=PATIENCE_SECONDS) as client:
             assert (await client.get("/ready")).status_code == 503
         assert (await router.ask()).status_code == 503
         assert router.log.count("no Prefiller or no Decoder is left") == count

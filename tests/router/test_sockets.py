@@ -21,7 +21,8 @@ from schedloom.router.app import RouterApp
 from schedloom.router.serve import listen, run
 from schedloom.router.settings import RouterSettings, router_settings
 from tests.router.fakes import BROKEN, EVENTS, Answer, FakeEngine, contract, decoder, event_bytes, prefiller
-from tests.router.sockets import asgi, router_process, served
+from tests.router.sockets import asgi, refuses, router_process, served
+from tests.router.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
 
@@ -122,7 +123,7 @@ async def test_the_openai_client_sees_errors(town: Town, openai: AsyncOpenAI) ->
 
 async def test_many_clients_at_once(town: Town) -> None:
     limits = httpx2.Limits(max_connections=100)
-    async with httpx2.AsyncClient(base_url=town.address, limits=limits, timeout=30) as client:
+    async with httpx2.AsyncClient(base_url=town.address, limits=limits, timeout=PATIENCE_SECONDS) as client:
 
         async def session(number: int) -> list[str]:
             decisions = []
@@ -146,18 +147,13 @@ async def test_a_client_that_hangs_up_is_felt_by_the_engine(town: Town, phase: s
     for engine in engines:
         engine.script = [Answer(200, EVENTS, [never] if phase == "prefill" else [event_bytes(word), never])]
     host, port = town.address.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await asyncio.open_connection(host, int(port))
     body = b'{"model":"m","prompt":"a","stream":true}'
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-    while town.in_flight == 0 or not any(engine.seen for engine in engines):
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
+    await (until(lambda: town.p.seen) if phase == "prefill" else reader.readuntil(b"word"))
+    assert town.in_flight == 1
     writer.close()
-    for _ in range(400):
-        if not town.in_flight and any(engine.cancelled for engine in engines):
-            break
-        await asyncio.sleep(0.005)
-    assert town.in_flight == 0
+    await until(lambda: not town.in_flight and any(engine.cancelled for engine in engines))
     assert sum(engine.cancelled for engine in engines) == 1
     await writer.wait_closed()
 
@@ -173,7 +169,7 @@ async def test_events_arrive_as_they_are_made(town: Town) -> None:
         client.stream("POST", "/v1/completions", json={"model": "m", "prompt": "a", "stream": True}) as response,
     ):
         parts = response.aiter_bytes()
-        assert b"word" in await asyncio.wait_for(anext(parts), 2)
+        assert b"word" in await asyncio.wait_for(anext(parts), PATIENCE_SECONDS)
         gate.set()
         rest = b"".join([part async for part in parts])
     assert rest.endswith(b"data: [DONE]\n\n")
@@ -218,7 +214,7 @@ async def process_in_front(town: Town, *options: str) -> AsyncIterator[tuple[asy
     p, *decoders = [worker.origin for worker in town.app.fleet.workers]
     async with router_process([p], decoders, *options) as (process, address):
         yield process, address
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
 
 
 async def test_the_process_says_when_it_is_ready_and_ends_when_told(town: Town) -> None:
@@ -227,16 +223,13 @@ async def test_the_process_says_when_it_is_ready_and_ends_when_told(town: Town) 
         engine.script = [Answer(200, EVENTS, [event_bytes(WORD), gate, event_bytes(FINISH), event_bytes("[DONE]")])]
     async with (
         process_in_front(town, "--enable-decoder-append-prefill") as (process, address),
-        httpx2.AsyncClient(base_url=address, timeout=20) as client,
+        httpx2.AsyncClient(base_url=address, timeout=PATIENCE_SECONDS) as client,
     ):
         assert (await client.get("/ready")).status_code == 200
         request = asyncio.create_task(client.post("/v1/completions", json=STREAM))
-        while not any(engine.seen for engine in town.decoders):
-            await asyncio.sleep(0.01)
+        await until(lambda: any(engine.seen for engine in town.decoders))
         os.kill(process.pid, signal.SIGTERM)
-        await asyncio.sleep(0.5)
-        with pytest.raises(httpx2.ConnectError):
-            await httpx2.AsyncClient().get(f"{address}/ready")
+        await until(lambda: refuses(address))
         gate.set()
         assert (await request).text.endswith("data: [DONE]\n\n")
 
@@ -248,12 +241,11 @@ async def test_what_outlasts_the_grace_ends_in_an_error_event(town: Town, tmp_pa
         engine.script = [Answer(200, EVENTS, [event_bytes(WORD), asyncio.Event()])]
     async with (
         process_in_front(town, "--config", str(path)) as (process, address),
-        httpx2.AsyncClient(base_url=address, timeout=20) as client,
+        httpx2.AsyncClient(base_url=address, timeout=PATIENCE_SECONDS) as client,
     ):
-        request = asyncio.create_task(client.post("/v1/completions", json=STREAM))
-        while not any(engine.seen for engine in town.decoders):
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
-        os.kill(process.pid, signal.SIGTERM)
-        events = (await request).text.split("\n\n")
+        async with client.stream("POST", "/v1/completions", json=STREAM) as response:
+            parts = response.aiter_text()
+            told = await anext(parts)
+            os.kill(process.pid, signal.SIGTERM)
+            events = "".join([told, *[part async for part in parts]]).split("\n\n")
         assert "word" in events[0] and "shutting_down" in events[1]

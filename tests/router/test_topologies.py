@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import httpx2
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tests.router.conftest import Make
 from tests.router.fakes import FakeEngine, decoder, prefiller
 from tests.router.sockets import asgi, served
+from tests.router.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +67,16 @@ async def test_ranks_are_counted_within_each_instance(bench: Make) -> None:
         assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
 
 
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as one, suppress(OSError):
+        one.bind(("::1", 0))
+        return True
+    return False
+
+
 async def test_addresses_may_be_of_ipv6() -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
     program = "import typer, schedloom.router.commands as c; typer.run(c.route)"
     async with AsyncExitStack() as stack:
         p, d = [await stack.enter_async_context(served(asgi(one), "::1")) for one in (prefiller(), decoder())]
@@ -75,9 +86,9 @@ async def test_addresses_may_be_of_ipv6() -> None:
         line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
         match = re.search(r"http://\[::1\]:\d+", line)
         assert match is not None, line
-        async with httpx2.AsyncClient(base_url=match[0], timeout=20) as client:
+        async with httpx2.AsyncClient(base_url=match[0], timeout=PATIENCE_SECONDS) as client:
             answer = await client.post("/v1/completions", json={"model": "fake-model", "prompt": "hello"})
         assert (answer.status_code, answer.headers["x-schedloom-decision"]) == (200, "pd")
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
         await process.communicate()

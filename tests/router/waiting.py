@@ -37,7 +37,7 @@ def in_one_of(
             for _ in range(tries - 1):
                 try:
                     return await attempt(*arguments, **keywords)
-                except (AssertionError, asyncio.TimeoutError):
+                except Exception:
                     continue
             await attempt(*arguments, **keywords)
 
