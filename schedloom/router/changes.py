@@ -51,6 +51,7 @@ class Changes:
         self._clock = clock
         self._sleep = sleep
         self._welcomes: dict[Worker, asyncio.Task[None]] = {}
+        self._lives: dict[str, int] = {}
         self._seeing_off: asyncio.Task[None] | None = None
         fleet.on_draining = self._see_off_soon
 
@@ -87,6 +88,7 @@ class Changes:
 
     def _welcome(self, name: str) -> None:
         worker = Worker(name, self._roster.engines[name], self._clock)
+        worker.lives = self._lives.get(name, 0)
         log.info("%s is new, at %s", name, worker.origin)
         self._fleet.add(worker)
         task = self._welcomes[worker] = asyncio.get_running_loop().create_task(self._get_to_know(worker))
@@ -105,13 +107,15 @@ class Changes:
 
     @property
     def _leaving(self) -> list[Worker]:
-        workers = self._fleet.workers
-        return [one for one in workers if one.health is Health.DRAINING or one.name not in self._roster.engines]
+        return [one for one in self._fleet.workers if self._leaves(one)]
+
+    def _leaves(self, worker: Worker) -> bool:
+        return worker.health is Health.DRAINING or worker.name not in self._roster.engines
 
     async def _see_off(self) -> None:
         while leaving := self._leaving:
             for worker in leaving:
-                if not self._needs(worker):
+                if self._leaves(worker) and not self._needs(worker):
                     await self._let_go(worker)
             await self._sleep(LOOK_SECONDS)
         self._seeing_off = None
@@ -126,6 +130,8 @@ class Changes:
 
     async def _forget(self, worker: Worker) -> None:
         self._fleet.forget(worker)
+        if worker.settings.name is not None:  # it may come back under its name, and nobody saw what it did meanwhile
+            self._lives[worker.name] = worker.lives + 1
         if worker in self._welcomes:
             await stopped(self._welcomes[worker])
         await self._membership.forget(worker)

@@ -22,8 +22,8 @@ class LogLevel(str, Enum):
 
 
 def route(
-    prefill: Annotated[list[str] | None, typer.Option(help="A Prefiller's address; may be repeated.")] = None,
-    decode: Annotated[list[str] | None, typer.Option(help="A Decoder's address; may be repeated.")] = None,
+    prefill: Annotated[list[str] | None, typer.Option(help="A Prefiller, as URL or NAME=URL; may be repeated.")] = None,
+    decode: Annotated[list[str] | None, typer.Option(help="A Decoder, as URL or NAME=URL; may be repeated.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.  [default: 9000]")] = None,
     enable_decoder_append_prefill: Annotated[
@@ -80,5 +80,11 @@ def _given(**options: object) -> dict[str, object]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _workers(urls: list[str], role: str) -> list[dict[str, str]]:
-    return [{"url": url, "role": role} for url in urls]
+def _workers(given: list[str], role: str) -> list[dict[str, str]]:
+    return [_named(engine) | {"role": role} for engine in given]
+
+
+def _named(engine: str) -> dict[str, str]:
+    """NAME=URL, or a URL, which may have a '=' only behind its slashes."""
+    name, equals, url = engine.partition("=")
+    return {"name": name, "url": url} if equals and "/" not in name else {"url": engine}

@@ -127,7 +127,7 @@ class Metrics:
             self._paces.took((route,), pace)
 
     def forget(self, engine: str) -> None:
-        """It is gone, and its name is not given again."""
+        """It is gone, and its name is not given to another."""
         self.transfer_refusals.remove(engine)
 
     def local_attempt(self, result: str) -> None:

@@ -15,9 +15,9 @@ from schedloom.router.sessions import SessionKey
 class RedisSessions:
     """Ownership in a server at ``url``, forgotten when idle for ``idle_seconds``.
 
-    An owner is known by its engine's address, which is the same in all routers, as its name in ``roster`` is not; whose
-    roster does not have it knows no owner. Session ids are kept as digests. How many sessions fit is the server's to
-    bound (``maxmemory``). Raises ConfigurationError when the client library is not installed.
+    An owner is known by its engine's address, which is the same in all routers, as its name in ``roster`` need not be;
+    whose roster does not have it knows no owner. Session ids are kept as digests. How many sessions fit is the server's
+    to bound (``maxmemory``). Raises ConfigurationError when the client library is not installed.
     """
 
     def __init__(self, url: str, roster: Roster, idle_seconds: float) -> None:

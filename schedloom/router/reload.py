@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.declared import refusals
-from schedloom.router.settings import RouterSettings, WorkerSettings
+from schedloom.router.roster import Roster
+from schedloom.router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 
@@ -19,14 +20,16 @@ Again = Callable[[], RouterSettings]
 
 
 class Reloading:
-    """Reads the configuration again when it is asked to, and has ``use`` take the engines that it names then.
+    """Reads the configuration again when it is asked to, renews ``roster`` by the engines that it names then, and has
+    ``use`` follow.
 
     All or nothing: what cannot be used, or cannot change while the router runs, changes nothing and is told in the log.
     """
 
-    def __init__(self, settings: RouterSettings, again: Again, use: Callable[[Sequence[WorkerSettings]], None]) -> None:
+    def __init__(self, settings: RouterSettings, again: Again, roster: Roster, use: Callable[[], None]) -> None:
         self._settings = settings
         self._again = again
+        self._roster = roster
         self._use = use
         self._asked = asyncio.Event()
 
@@ -52,6 +55,7 @@ class Reloading:
         try:
             settings = await asyncio.to_thread(self._again)
             refuse_changes(self._settings, settings)
+            self._roster.renew(settings.workers)
         except ConfigurationError as error:
             for sentence in error.sentences:
                 log.error("nothing changes: %s", sentence)
@@ -61,7 +65,7 @@ class Reloading:
             return
         log.info("the engines are read anew" if settings != self._settings else "the configuration is the same")
         self._settings = settings
-        self._use(settings.workers)
+        self._use()
 
 
 def refuse_changes(old: RouterSettings, new: RouterSettings) -> None:

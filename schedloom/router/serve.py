@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import uvloop
 
@@ -24,7 +24,7 @@ from schedloom.router.reload import Again, Reloading
 from schedloom.router.roster import Roster
 from schedloom.router.server import Server
 from schedloom.router.sessions import SessionKey, SessionStore
-from schedloom.router.settings import RouterSettings, WorkerSettings
+from schedloom.router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +46,7 @@ async def _serve(settings: RouterSettings, again: Again) -> None:
     listener = listen(settings.host, settings.port)
     address = address_of(settings.host, listener)
     app = RouterApp(settings, sessions=open_store(settings, roster), roster=roster)
-
-    def use(engines: Sequence[WorkerSettings]) -> None:
-        roster.renew(engines)
-        app.renew()
-
-    async with Reloading(settings, again, use).on_hangup():
+    async with Reloading(settings, again, roster, app.renew).on_hangup():
         await serve(settings, app, listener, lambda: announce(address))
 
 

@@ -26,6 +26,8 @@ BY_OPTIONS = "--prefill URL and --decode URL"
 _CREDENTIALS = ("authorization", "cookie", "proxy-authorization")
 _HEADER_NAME = re.compile(r"[\w!#%&'*+.^`|~-]+", re.ASCII).fullmatch
 _PATH = re.compile(r"\$(\.[^.]+)+").fullmatch
+_ENGINE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?").fullmatch
+_GIVEN_NAME = re.compile(r"(prefiller|decoder|engine)-[0-9]+").fullmatch
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -41,11 +43,22 @@ class DeclaredContract(EngineContract, StrictSettings):
     """Where other engines reach its KV connector, in the order of ranks."""
 
 
+def _checked_engine_name(name: str) -> str:
+    if not _ENGINE_NAME(name):
+        raise ValueError(f"{name!r} is no name: use letters, digits, and between them also '.', '_' and '-'")
+    if _GIVEN_NAME(name):
+        raise ValueError(f"{name!r} is of the form that engines without a name are given; choose another")
+    return name
+
+
 class WorkerSettings(StrictSettings):
     """One engine."""
 
     url: EngineUrl
     """Where the engine serves: `http://host:port`."""
+    name: Annotated[str, Field(max_length=48), AfterValidator(_checked_engine_name)] | None = None
+    """What it is called in headers, figures and the log: letters and digits, and between them `.`, `_` and `-`. Without
+    one the router gives it one, by its role and a number."""
     role: Literal["prefill", "decode"] | None = None
     """What the router uses it for; without one the engine's own KV role decides."""
     contract: DeclaredContract | None = None
@@ -74,11 +87,15 @@ def _checked_session_name(place: str) -> str:
     return place
 
 
-def _named_once(workers: list[WorkerSettings]) -> list[WorkerSettings]:
+def _each_once(workers: list[WorkerSettings]) -> list[WorkerSettings]:
     urls = [worker.url for worker in workers]
     for url in urls:
         if urls.count(url) > 1:
             raise ValueError(f"{url} is named twice; name an engine that does both once, without a role")
+    names = [worker.name for worker in workers if worker.name is not None]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is the name of two engines; give each one of its own")
     return workers
 
 
@@ -120,7 +137,7 @@ class RouterSettings(ChoosingSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     """The port to listen on (`--port`); 0 is one that is free."""
     workers: Annotated[
-        list[WorkerSettings], Field(min_length=1), AfterValidator(_named_once), BeforeValidator(_no_number)
+        list[WorkerSettings], Field(min_length=1), AfterValidator(_each_once), BeforeValidator(_no_number)
     ] = []
     """The engines. A file may leave them to `--prefill` and `--decode`, which replace those of the file.
     (`--workers` is `processes`.)"""

@@ -225,6 +225,11 @@ DECLARED = "{role: consumer, models: [m], block_size: 16}"
             f"{ROUTER}- {{url: 'http://h:2', contract: {DECLARED}}}\npolicies: [{{name: session_owner}}]",
             ["enabled by the policy session_owner, but", "or the router without the policy session_owner"],
         ),
+        (f"{ROUTER}- {{url: 'http://h:2', name: decoder-7}}", ["workers[2].name: 'decoder-7' is of the form"]),
+        (
+            "workers: [{url: 'http://h:1', name: a}, {url: 'http://h:2', name: a}]",
+            ["workers: a is the name of two engines; give each one of its own"],
+        ),
         (
             "policies: [{name: prefix_aware}, {name: kv_residency}, {name: prefill_cost}, {name: round_robin}]",
             [

@@ -13,6 +13,9 @@ from schedloom.cli import app
         (["--prefill", "http://h:1"], "give --prefill URL and --decode URL, each at least once, or --config FILE"),
         (["--prefill", "http://127.0.0.1:99999", "--decode", "http://127.0.0.1:1"], "has no usable port"),
         (["--prefill", "127.0.0.1", "--decode", "http://127.0.0.1:1"], "write it as http://host:port"),
+        (["--prefill", "a=http://h:1", "--decode", "a=http://h:2"], "workers: a is the name of two engines"),
+        (["--prefill", "prefiller-0=http://h:1", "--decode", "http://h:2"], "engines without a name are given"),
+        (["--prefill", "http://h:1?a=b", "--decode", "http://h:2"], "carries more than an address"),
         (["--log-level", "loud"], "'loud' is not one of"),
     ],
 )

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from schedloom.core.errors import ConfigurationError
 from schedloom.core.wire import REJECTION_PREFIX, Role
 from schedloom.router import changes
 from schedloom.router.app import RouterApp
@@ -223,6 +224,79 @@ async def test_a_name_is_given_once() -> None:
     assert list(roster.engines) == ["decoder-3", "decoder-1", "decoder-2"]
     roster.renew([first, WorkerSettings(url=second.url, role="prefill")])
     assert list(roster.engines) == ["decoder-3", "prefiller-0"]
+
+
+async def test_a_name_of_its_own_is_kept_whatever_the_order_and_given_to_no_other() -> None:
+    first, second = (WorkerSettings(url=f"http://h{name}:1", role="decode", name=name) for name in "ab")
+    third = WorkerSettings(url="http://hc:1", role="decode")
+    roster = Roster([third, first, second])
+    assert list(roster.engines) == ["decoder-0", "a", "b"]
+    roster.renew([second, third])
+    roster.renew([first.model_copy(update={"drain": True}), third, second])
+    assert list(roster.engines) == ["a", "decoder-0", "b"]
+    roster.renew([second])
+    for other in (third.model_copy(update={"name": "a"}), first.model_copy(update={"role": "prefill"})):
+        with pytest.raises(ConfigurationError, match="cannot be named a, which is the name of the one "):
+            roster.renew([other])
+    assert list(roster.engines) == ["b"]
+    roster.renew([first, second.model_copy(update={"name": None})])
+    assert list(roster.engines) == ["a", "decoder-1"]
+
+
+async def test_engines_are_shown_by_the_names_of_their_own(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "schedloom.router")
+    p, d = prefiller(), decoder()
+    router = await bench(p, d, workers=[{"url": p.origin, "name": "gpu7"}, {"url": d.origin, "name": "gpu8"}])
+    assert (await router.client.chat("s")).headers["x-schedloom-decoder"] == "gpu8"
+    assert (await router.client.get("/ready")).json["engines"] == {"gpu7": "ready", "gpu8": "ready"}
+    page = (await router.client.get("/metrics")).body.decode()
+    assert 'engine_state{engine="gpu7",state="ready"} 1.0' in page and "engine-" not in page
+    assert f"gpu8 joins, at {d.origin}" in caplog.messages
+    assert (await router.client.chat("s")).decision == "append"
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["drains", "gone"])
+async def test_an_engine_comes_back_under_the_name_of_its_own(bench: Make, gone: bool) -> None:
+    """As itself while it drains still. Once it was forgotten nobody knows whether it was restarted meanwhile, where it
+    does not tell its epoch.
+    """
+    p, d, gate = prefiller(), FakeEngine("http://d0:1", None), asyncio.Event()
+    declared = {"role": "consumer", "models": ["fake-model"], "block_size": 16, "features": ["append_prefill"]}
+    workers = [{"url": p.origin}, {"url": d.origin, "name": "a", "contract": declared}]
+    router = await bench(p, d, workers=workers)
+    assert (await router.client.chat("s")).headers["x-schedloom-decoder"] == "a"
+    d.script = [streamed(gate)]
+    asked = asyncio.create_task(completion(router, stream=True))
+    await until(lambda: len(d.seen) == 2)
+    if gone:
+        gate.set()
+    for count in (1, 2):
+        router.app.roster.renew([WorkerSettings.model_validate(one) for one in workers[:count]])
+        router.app.renew()
+        await asyncio.sleep(4 * LOOK_SECONDS)
+        assert ("a" in router.states) is (count == 2 or not gone)
+    await until(lambda: router.states["a"] == "ready")
+    assert (await router.client.chat("s")).decision == ("pd" if gone else "append")
+    gate.set()
+    assert (await asked).status == 200
+    assert list(router.states) == ["engine-0", "a"]
+
+
+async def test_what_is_kept_while_others_are_seen_off_has_not_drained(bench: Make) -> None:
+    p, one, two = prefiller(), decoder(0), decoder(1)
+    router = await bench(p, one, two, health_interval_seconds=1000)
+    forget = router.app.membership.forget
+
+    async def forget_late(worker: Worker) -> None:
+        router.renew(p, two)
+        await until(lambda: router.states["engine-2"] == "ready")
+        await forget(worker)
+
+    router.app.membership.forget = forget_late  # type: ignore[method-assign]
+    router.renew(p, two, drain=two)
+    await until(lambda: "engine-1" not in router.states)
+    await asyncio.sleep(3 * LOOK_SECONDS)
+    assert router.states == {"engine-0": "ready", "engine-2": "ready"}
 
 
 async def test_an_engine_that_is_named_again_has_nothing_of_its_former_self(bench: Make) -> None:

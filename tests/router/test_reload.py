@@ -24,6 +24,7 @@ from schedloom.router import serve
 from schedloom.router.app import RouterApp
 from schedloom.router.commands import route
 from schedloom.router.reload import Reloading
+from schedloom.router.roster import Roster
 from schedloom.router.settings import RouterSettings, WorkerSettings, router_settings
 from tests.router.fakes import EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
 from tests.router.sockets import asgi, served
@@ -44,11 +45,15 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+MOVED = {"url": "http://d:2", "role": "decode", "name": "a"}
+
+
 async def reloaded(new: Callable[[], RouterSettings], **old: Any) -> list[list[WorkerSettings]]:
     """What was used after a router with ``old`` settings had read ``new`` ones."""
     used: list[list[WorkerSettings]] = []
-    settings = router_settings({"workers": [P, D]} | old)
-    await Reloading(settings, new, lambda engines: used.append(list(engines))).reload()
+    settings = router_settings({"workers": [P, D, MOVED | {"url": "http://d:3"}]} | old)
+    roster = Roster(settings.workers)
+    await Reloading(settings, new, roster, lambda: used.append([*roster.engines.values()])).reload()
     return used
 
 
@@ -66,6 +71,14 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "a key": ({"api_keys": [{"key": "long-enough", "tenant": "t"}]}, ["api_keys cannot change"]),
     "no Decoder": ({"workers": [P]}, ["no Decoder is configured"]),
+    "a name for another engine": (
+        {"workers": [P, D | {"drain": True}, MOVED, {"url": "http://h:9"}]},
+        ["the engine at http://d:2 cannot be named a, which is the name of the one at http://d:3 for as long as"],
+    ),
+    "a name for an engine that has changed": (
+        {"workers": [P, D, MOVED | {"url": "http://d:3", "role": "prefill"}]},
+        ["the engine at http://d:3 cannot be named a, which is the name of the one of another role or contract there"],
+    ),
     "engines that do not fit": (
         {"workers": [{"url": f"http://h:{n}", "contract": DECLARED | {"block_size": n}} for n in (16, 32)]},
         ["workers[1].contract: http://h:32 has KV blocks of 32 tokens"],
@@ -100,7 +113,11 @@ async def test_a_refused_file_is_not_what_the_next_is_compared_with() -> None:
     files = iter([{"port": 1}, {"port": 1}, {}])
     used: list[Any] = []
     settings = router_settings({"workers": [P, D]})
-    reloading = Reloading(settings, lambda: router_settings({"workers": [P, D]} | next(files)), used.append)
+
+    def again() -> RouterSettings:
+        return router_settings({"workers": [P, D]} | next(files))
+
+    reloading = Reloading(settings, again, Roster(settings.workers), lambda: used.append(None))
     for expected in (0, 0, 1):
         await reloading.reload()
         assert len(used) == expected

@@ -214,6 +214,15 @@ async def test_an_owner_is_known_by_its_address_whatever_each_router_calls_it(co
     assert await other.owner(KEY) == replace(OTHER, worker="decoder-0")
 
 
+async def test_names_of_their_own_are_nothing_to_the_sessions_of_others(connect: Connect) -> None:
+    named = [engine.model_copy(update={"name": f"gpu{place}"}) for place, engine in enumerate(ENGINES)]
+    one, other = connect(), connect(roster=Roster(named))
+    await one.bind(KEY, OTHER)
+    assert await other.owner(KEY) == replace(OTHER, worker="gpu1")
+    await other.bind(KEY, replace(OWNER, worker="gpu0"))
+    assert await one.owner(KEY) == OWNER
+
+
 async def test_idle_sessions_are_forgotten_and_used_ones_are_not(connect: Connect) -> None:
     sessions, idle = connect(idle_seconds=60), SessionKey("", "", "idle")
     server = sessions._client

@@ -56,6 +56,18 @@ def test_an_address_keeps_its_password() -> None:
     assert settings.session_store == store and settings.traces and settings.traces.endpoint == collector
 
 
+def named(*names: str) -> list[dict[str, str]]:
+    return [{"url": f"http://h:{place}", "name": name} for place, name in enumerate(names, 1)]
+
+
+NO_NAMES = ("", "a b", "a\n", "-a", "a.", "\u00e4", "a" * 49, 'a"', "prefiller-12", "engine-0")
+
+
+def test_engines_may_have_names() -> None:
+    names = ["a", "gpu7.rack-2_b", "Decoder-0", "decoder-a", "decoder-0b", "a" * 48]
+    assert [worker.name for worker in router_settings({"workers": named(*names)}).workers] == names
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -69,6 +81,9 @@ def test_an_address_keeps_its_password() -> None:
         ({"workers": [{"url": "http://h:1?a=b"}]}, "write it as http://host:port"),
         ({"workers": [{"url": "http://h:1"}, {"url": "http://h:1/"}]}, "workers: http://h:1 is named twice"),
         ({"workers": [{"url": "http://h:1", "role": "both"}]}, "workers[0].role"),
+        ({"workers": named("a", "b", "a")}, "workers: a is the name of two engines"),
+        *(({"workers": named("a", name)}, "workers[1].name: ") for name in NO_NAMES),
+        ({"workers": named("decoder-0")}, "'decoder-0' is of the form that engines without a name are given"),
         ({"workers": WORKERS, "port": 70000}, "port: must be less than"),
         (
             {"workers": WORKERS, "handoff_timeout_seconds": 0},

@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import re
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from schedloom.core.routing import SessionOwner
 from schedloom.router.app import RouterApp
 from schedloom.router.processes.table import SharedSessions
 from schedloom.router.sessions import SessionKey
+from schedloom.router.settings import router_settings
 from tests.router.conftest import settings_for
 from tests.router.fakes import FakeUpstream, decoder, prefiller
 from tests.router.test_sessions import OTHER, OWNER, Clock, key
@@ -50,6 +52,16 @@ async def test_what_one_process_binds_the_others_know(path: Path) -> None:
     assert await one.owner(key("a")) is None
     await one.close()
     assert await two.owner(key("a")) is None
+
+
+async def test_the_longest_name_that_an_engine_may_have_is_kept(path: Path) -> None:
+    (engine,) = router_settings({"workers": [{"url": "http://h:1", "name": "a" * 48}]}).workers
+    with pytest.raises(ConfigurationError):
+        router_settings({"workers": [{"url": "http://h:1", "name": "a" * 49}]})
+    owner = SessionOwner(engine.name or "", uuid.uuid4().hex, 9999)
+    sessions = SharedSessions(path, 60)
+    sessions.keep(key("a"), owner)
+    assert sessions.find(key("a")) == owner
 
 
 @pytest.mark.parametrize("other", [key("A"), key("a "), key("a", tenant="u"), key("a", model="n"), key("", model="ma")])

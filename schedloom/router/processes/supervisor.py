@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ from schedloom.router.processes.table import SharedSessions
 from schedloom.router.reload import Again, Reloading
 from schedloom.router.roster import Roster
 from schedloom.router.serve import address_of, announce, bind, listen
-from schedloom.router.settings import RouterSettings, WorkerSettings
+from schedloom.router.settings import RouterSettings
 from schedloom.router.shared_figures import bury
 from schedloom.router.within import within
 
@@ -57,7 +57,7 @@ def supervise(settings: RouterSettings, again: Again) -> None:
         level = logging.getLogger().level
         assignment = Assignment(for_each(settings, port), roster.engines, Path(room), 0, level)
         supervisor = _Supervisor(assignment, roster, address)
-        uvloop.run(supervisor.run(Reloading(settings, again, supervisor.use)))
+        uvloop.run(supervisor.run(Reloading(settings, again, roster, supervisor.use)))
 
 
 @contextlib.contextmanager
@@ -87,9 +87,8 @@ class _Supervisor:
             finally:
                 await self._end_all()
 
-    def use(self, engines: Sequence[WorkerSettings]) -> None:
-        """From now on, in all processes."""
-        self._roster.renew(engines)
+    def use(self) -> None:
+        """The engines of the roster, from now on and in all processes."""
         self._assignment = replace(self._assignment, engines=self._roster.engines)
         for child in self._children:
             _tell(child, self._roster.engines)
