@@ -187,8 +187,9 @@ class RouterApp:
 
     def _ready(self) -> _Content:
         engines = {worker.name: worker.health.value for worker in self.fleet.workers}
-        ready = self.fleet.serves and not self.door.draining
-        return 200 if ready else 503, JSON, orjson.dumps({"ready": ready, "engines": engines})
+        serves = "nothing" if self.door.draining else self.fleet.serves
+        ready = serves != "nothing"
+        return 200 if ready else 503, JSON, orjson.dumps({"ready": ready, "serves": serves, "engines": engines})
 
     def _version(self) -> _Content:
         return 200, JSON, orjson.dumps({"version": __version__})

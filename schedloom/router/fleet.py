@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from schedloom.core.routing import SessionOwner
 from schedloom.router.breaker import Clock
@@ -78,8 +78,11 @@ class Fleet:
             self.on_draining()
 
     @property
-    def serves(self) -> bool:
-        return bool(self.prefillers and self.decoders)
+    def serves(self) -> Literal["all", "some", "nothing"]:
+        """What may begin: ``some`` is what Decoders do alone, the next turns of sessions that they hold among it."""
+        if self.has_both:
+            return "all"
+        return "some" if self._usable_decoders else "nothing"
 
     def find(self, name: str) -> Worker | None:
         return self._by_name.get(name)

@@ -36,7 +36,7 @@ _SUMMARIES = {
     MODELS_PATH: "The models of the Decoders that are there",
     MODEL_PATH: "One of them; its id may hold slashes",
     "/health": "The process lives",
-    "/ready": "Whether a Prefiller and a Decoder are there, and the router is not shutting down",
+    "/ready": "Whether any request can be served: a Decoder is there, and the router is not shutting down",
     "/version": "The version of schedloom",
     "/metrics": "Figures for Prometheus",
     OPENAPI_PATH: "This document",

@@ -15,9 +15,11 @@ from schedloom.core.hookspecs import hookimpl
 from schedloom.core.policy import Policy
 from schedloom.core.routing import Attempt, Route, SessionOwner
 from schedloom.core.wire import Role
+from schedloom.router.app import RouterApp
 from schedloom.router.serve import told_to_stop
-from tests.router.conftest import Bench, Make
-from tests.router.fakes import Answer, contract, decoder, prefiller
+from tests.router.client import Client
+from tests.router.conftest import Bench, Make, settings_for
+from tests.router.fakes import Answer, FakeUpstream, contract, decoder, prefiller
 from tests.router.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -54,6 +56,71 @@ async def test_a_model_is_told_of_by_its_name(bench: Make, name: str) -> None:
 async def test_a_model_is_told_of_to_those_with_a_key(bench: Make) -> None:
     router = await bench(prefiller(), decoder(), api_keys=[{"key": "some-key-1", "tenant": "t"}])
     assert (await router.client.get("/v1/models/fake-model")).status == 401
+
+
+READY: dict[str, tuple[list[str], list[str], bool, str]] = {
+    "all are there": ([], [], True, "all"),
+    "all are suspect": ([], ["p", "d"], True, "all"),
+    "nobody was reached yet": (["p", "d"], [], True, "nothing"),
+    "no Prefiller, with append": (["p"], [], True, "some"),
+    "no Prefiller, without append": (["p"], [], False, "some"),
+    "no Prefiller, and a suspect Decoder": (["p"], ["d"], True, "some"),
+    "no Decoder": (["d"], [], True, "nothing"),
+}
+"""Who is away, who is suspect, whether append is on, and what is served then."""
+
+
+@pytest.mark.parametrize(("away", "suspect", "append", "serves"), READY.values(), ids=READY)
+async def test_a_router_is_ready_while_it_can_serve_some_request(
+    bench: Make, away: list[str], suspect: list[str], append: bool, serves: str
+) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d, append=append, health_interval_seconds=1000)
+    assert (await router.client.chat("known")).decision == "pd"
+    p.reachable, d.reachable = "p" not in away, "d" not in away
+    await router.app.membership.look_at_all()
+    for name, worker in zip("pd", router.app.fleet.workers, strict=True):
+        if name in suspect:
+            worker.suspect()
+    ready = await router.client.get("/ready")
+    assert (ready.json["ready"], ready.json["serves"]) == (serves != "nothing", serves)
+    asked = [await router.client.chat("known"), await router.client.chat("new"), await router.client.chat(n=2)]
+    served = [one.status == 200 for one in asked]
+    assert (ready.status == 200) is any(served) and (serves == "all") is all(served)
+    if serves == "some":
+        assert served == [append and not suspect, False, True]
+
+
+async def test_a_router_is_ready_without_engines_only_when_they_come(bench: Make) -> None:
+    """As a process is that others serve beside, so that it does not wait for them."""
+    engines = [prefiller(), decoder()]
+    app = RouterApp(settings_for(engines), FakeUpstream(engines))
+    client, told = Client(app), []
+    for reachable in (False, True):
+        for engine in engines:
+            engine.reachable = reachable
+        await (app.membership.look_at_all() if reachable else app.start(is_first=False))
+        ready = await client.get("/ready")
+        told.append((ready.status, ready.json["serves"]))
+    await app.close()
+    assert told == [(503, "nothing"), (200, "all")]
+
+
+@pytest.mark.parametrize(("drains", "status", "serves"), [(0, 200, "some"), (1, 503, "nothing")])
+async def test_what_a_fleet_serves_of_which_a_part_drains(bench: Make, drains: int, status: int, serves: str) -> None:
+    p, d = engines = prefiller(), decoder()
+    router = await bench(p, d)
+    router.renew(p, d, drain=engines[drains])
+    ready = await router.client.get("/ready")
+    assert (ready.status, ready.json["serves"]) == (status, serves)
+
+
+async def test_a_router_that_stops_is_not_ready(bench: Make) -> None:
+    router = await bench(prefiller(), decoder())
+    router.app.drain()
+    ready = await router.client.get("/ready")
+    assert (ready.status, ready.json["ready"], ready.json["serves"]) == (503, False, "nothing")
+    assert (await router.client.chat("s")).status == 503
 
 
 async def test_from_the_signal_on_nothing_new_is_taken(bench: Make) -> None:

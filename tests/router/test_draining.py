@@ -326,7 +326,7 @@ async def test_nothing_is_kept_of_what_an_engine_that_is_gone_told(bench: Make) 
     assert router.count("transfer_refusals_total", engine="engine-0") == 1
     gone = weakref.ref(router.app.fleet.workers[0])
     router.renew(other, d)
-    await until(lambda: router.app.fleet.serves and "engine-0" not in router.states)
+    await until(lambda: router.app.fleet.serves == "all" and "engine-0" not in router.states)
     await asyncio.sleep(2 * LOOK_SECONDS)
     gc.collect()
     assert gone() is None
@@ -587,7 +587,7 @@ async def test_nothing_is_left_of_a_thousand_engines_that_came_and_went() -> Non
             app.roster.renew([WorkerSettings(url=p), WorkerSettings(url=d if number % 2 else f"{d}/{number}")])
             app.renew()
             if number % 50 == 1:
-                await until(lambda: app.fleet.serves and len(app.fleet.workers) == 2)
+                await until(lambda: app.fleet.serves == "all" and len(app.fleet.workers) == 2)
                 assert (await client.chat("s", messages=[{"role": "user", "content": "x" * 3000}])).status == 200
             if number == 101:
                 await asyncio.sleep(0.5)

@@ -204,7 +204,7 @@ async def test_a_start_waits_for_engines(caplog: pytest.LogCaptureFixture) -> No
     d.reachable = True
     await starting
     await app.close()
-    assert app.fleet.serves
+    assert app.fleet.serves == "all"
     waiting = f"waiting up to 10 s for {d.origin}"
     joined = [f"engine-{number} joins, at {engine.origin}" for number, engine in enumerate((p, d))]
     assert [record.getMessage() for record in caplog.records] == [joined[0], waiting, joined[1]]
@@ -308,4 +308,4 @@ async def test_the_engines_key_is_shown_on_every_look() -> None:
         told = await refusal([p, d], engine_api_key=key)
         assert "http://p0:1 refuses the router's key at " in told and "(status 401)" in told
         assert "set engine_api_key" in told and "wrong-key" not in told
-    assert (await started([p, d], engine_api_key="k")).fleet.serves
+    assert (await started([p, d], engine_api_key="k")).fleet.serves == "all"

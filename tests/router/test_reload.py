@@ -347,7 +347,7 @@ async def test_a_start_with_an_engine_that_drains_serves_by_the_others(tmp_path:
         workers = [{"url": engine.origin, "drain": engine is engines[1]} for engine in engines]
         app = RouterApp(router_settings({"workers": workers}))
         await app.start()
-        assert app.fleet.serves and [worker.name for worker in app.fleet.decoders] == ["engine-2"]
+        assert app.fleet.serves == "all" and [worker.name for worker in app.fleet.decoders] == ["engine-2"]
         await app.close()
         app = RouterApp(router_settings({"workers": workers[:2]}))
         with pytest.raises(ConfigurationError, match="every Decoder that is there drains"):
