@@ -10,6 +10,7 @@ from typing import Final
 from schedloom.router.breaker import Clock
 from schedloom.router.checks import doubt
 from schedloom.router.fleet import Fleet
+from schedloom.router.logs import common
 from schedloom.router.membership import Membership
 from schedloom.router.metrics import Metrics
 from schedloom.router.roster import Roster
@@ -63,7 +64,9 @@ class Changes:
         for name in self._roster.engines.keys() - {worker.name for worker in known}:
             self._welcome(name)
         if not self._fleet.has_both:
-            log.warning("no Prefiller or no Decoder is left: requests that need both are answered 503 until one joins")
+            common.warning(
+                "no Prefiller or no Decoder is left: requests that need both are answered 503 until one joins"
+            )
         self._see_off_soon()
 
     async def close(self) -> None:
@@ -77,19 +80,19 @@ class Changes:
         if engine is not None and not engine.drain:
             self._keep(worker)
         elif not worker.drains:
-            log.info("%s drains%s", worker.name, "" if engine else ", and is forgotten then")
+            common.info("%s drains%s", worker.name, "" if engine else ", and is forgotten then")
             worker.drain()
 
     def _keep(self, worker: Worker) -> None:
         if worker.drains:
-            log.info("%s does not drain any more", worker.name)
+            common.info("%s does not drain any more", worker.name)
             worker.stay()
             self._membership.look_soon(worker)
 
     def _welcome(self, name: str) -> None:
         worker = Worker(name, self._roster.engines[name], self._clock)
         worker.lives = self._lives.get(name, 0)
-        log.info("%s is new, at %s", name, worker.origin)
+        common.info("%s is new, at %s", name, worker.origin)
         self._fleet.add(worker)
         task = self._welcomes[worker] = asyncio.get_running_loop().create_task(self._get_to_know(worker))
         task.add_done_callback(lambda _: self._welcomes.pop(worker, None))
@@ -97,9 +100,9 @@ class Changes:
     async def _get_to_know(self, worker: Worker) -> None:
         await self._membership.look_soon(worker)
         if worker.health is Health.DOWN:
-            log.warning("%s is not there yet: %s", worker.name, worker.trouble)
+            common.warning("%s is not there yet: %s", worker.name, worker.trouble)
         elif worker.known and (doubted := doubt((worker, worker.contract), self._settings)):
-            log.warning(doubted)
+            common.warning(doubted)
 
     def _see_off_soon(self) -> None:
         if self._seeing_off is None and self._leaving:

@@ -41,8 +41,9 @@ def route(
     ] = LogLevel.INFO,
 ) -> None:
     """Route requests to Prefillers and Decoders."""
+    from schedloom.router.logs import configure_logging
     from schedloom.router.processes import supervise
-    from schedloom.router.serve import configure_logging, run
+    from schedloom.router.serve import run
 
     configure_logging(log_level.value)
     given = _given(host=host, port=port, start_wait_seconds=wait, processes=workers)

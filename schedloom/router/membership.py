@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 from pydantic import ValidationError
@@ -13,6 +12,7 @@ from schedloom.core.wire import CONTRACT_PATH, EngineContract
 from schedloom.router.checks import KINDS, complaint, unnamed
 from schedloom.router.failures import KEY_REFUSED
 from schedloom.router.fleet import Fleet
+from schedloom.router.logs import common
 from schedloom.router.settings import RouterSettings
 from schedloom.router.transfer.background import stopped
 from schedloom.router.upstream import (
@@ -25,8 +25,6 @@ from schedloom.router.upstream import (
     lines_of,
 )
 from schedloom.router.worker import LEAVING, SERVING, Health, Worker
-
-log = logging.getLogger(__name__)
 
 _PAUSE_AT_START = 0.25
 _MISSES_ALLOWED = 2
@@ -70,7 +68,7 @@ class Membership:
             if not missing:
                 break
             if look == 0 < last:
-                log.info("waiting up to %g s for %s", wait, ", ".join(one.origin for one in missing))
+                common.info("waiting up to %g s for %s", wait, ", ".join(one.origin for one in missing))
             if look < last:
                 await self._sleep(_PAUSE_AT_START)
         self._refuse_gaps()
@@ -129,7 +127,7 @@ class Membership:
             worker.suspect()
             return
         if worker.health is not Health.DOWN:
-            log.warning("%s is down: %s", worker.name, trouble)
+            common.warning("%s is down: %s", worker.name, trouble)
         worker.leave(Health.DOWN, trouble)
 
     def _judge(self, worker: Worker, contract: EngineContract) -> None:
@@ -143,21 +141,21 @@ class Membership:
             self._quarantine(worker, reason)
             return
         if worker.known and worker.contract.epoch != contract.epoch:
-            log.info("%s was restarted", worker.name)
+            common.info("%s was restarted", worker.name)
         elif worker.health in (Health.DOWN, Health.QUARANTINED):
             came = "is there, and drains" if worker.drains else "joins"
-            log.info("%s %s, at %s", worker.name, came, worker.origin)
+            common.info("%s %s, at %s", worker.name, came, worker.origin)
         worker.join(contract)
 
     def _quarantine(self, worker: Worker, reason: str) -> None:
         if worker.trouble != reason and self._loop is not None:  # a start that fails tells it itself
-            log.warning("%s is left out: %s", worker.name, reason)
+            common.warning("%s is left out: %s", worker.name, reason)
         worker.leave(Health.QUARANTINED, reason)
 
     def _tell_missing(self) -> None:
         for worker in self._fleet.workers:
             if worker.health is Health.DOWN:
-                log.warning("%s is not there yet: %s", worker.name, worker.trouble)
+                common.warning("%s is not there yet: %s", worker.name, worker.trouble)
 
     def _refuse_misfits(self) -> None:
         if troubles := [worker.trouble for worker in self._fleet.workers if worker.health is Health.QUARANTINED]:

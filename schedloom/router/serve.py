@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import errno
 import gc
-import logging
 import resource
 import signal
 import socket
@@ -19,14 +18,13 @@ import uvloop
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
 from schedloom.router.checks import doubt
+from schedloom.router.logs import common
 from schedloom.router.protocol import Limits
 from schedloom.router.reload import Again, Reloading
 from schedloom.router.roster import Roster
 from schedloom.router.server import Server
 from schedloom.router.sessions import SessionKey, SessionStore
 from schedloom.router.settings import RouterSettings
-
-log = logging.getLogger(__name__)
 
 _BACKLOG = 4096
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -84,7 +82,7 @@ async def tell_doubts(settings: RouterSettings, app: RouterApp) -> None:
     for worker in app.fleet.workers:
         told = doubt((worker, worker.contract), settings) if worker.known else None
         if told:
-            log.warning(told)
+            common.warning(told)
     if settings.session_store is not None:
         await app.sessions.owner(SessionKey("", "", ""))  # a store that fails is told of by the first to ask it
 
@@ -188,7 +186,3 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 def address_of(host: str, listener: socket.socket) -> str:
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{listener.getsockname()[1]}"
-
-
-def configure_logging(level: str = "INFO") -> None:
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

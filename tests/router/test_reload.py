@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedloom.core.errors import ConfigurationError
-from schedloom.router import serve
+from schedloom.router import logs, serve
 from schedloom.router.app import RouterApp
 from schedloom.router.commands import route
 from schedloom.router.reload import Reloading
@@ -129,7 +129,7 @@ def asked_again(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Callable[[]
 
     given: list[Callable[[], RouterSettings]] = []
     monkeypatch.setattr(serve, "run", lambda settings, again: given.append(again))
-    monkeypatch.setattr(serve, "configure_logging", lambda level: None)
+    monkeypatch.setattr(logs, "configure_logging", lambda level: None)
     app = typer.Typer()
     app.command()(route)
     assert CliRunner().invoke(app, arguments).exit_code == 0
@@ -271,6 +271,47 @@ async def test_engines_come_drain_and_go_at_a_signal(tmp_path: Path, count: int)
         assert {turn.headers["x-schedloom-decision"] for turn in turns} == {"append"}
 
 
+ALIKE = ("engine-0 joins, at ", "engine-1 joins, at ", "engine-2 is new, at ", "engine-2 joins, at ", "engine-1 drains")
+BY_EACH = "engine-1 has drained"
+
+
+@pytest.mark.parametrize(("count", "level"), [(1, "info"), (2, "info"), (2, "debug")])
+async def test_what_all_processes_see_alike_is_logged_once_and_the_rest_tells_by_which(
+    tmp_path: Path, count: int, level: str
+) -> None:
+    p, one, two = engines = [prefiller(), decoder(0), decoder(1)]
+    async with routed(tmp_path, engines, 2, "--workers", str(count), "--log-level", level) as router:
+        router.write(p, one, two, drain=one)
+        await router.until(engine_0_ready=count, engine_1_drained=count, engine_2_ready=count)
+        processes = {f"[{pid}]" for pid in router.children}
+    lines = router.log.splitlines()
+    by_whom = {text: [line.split()[3] for line in lines if text in line] for text in (*ALIKE, BY_EACH)}
+    told = {(text, teller) for text in ALIKE for teller in by_whom[text]}
+    tellers = {teller for _, teller in told}
+    assert sum(len(by_whom[text]) for text in ALIKE) == len(told) == len(ALIKE) * len(tellers)
+    if count == 1:
+        assert tellers == {"schedloom.router.engines:"} and by_whom[BY_EACH] == ["schedloom.router.changes:"]
+    else:
+        assert tellers <= processes and len(tellers) == (2 if level == "debug" else 1)
+        assert set(by_whom[BY_EACH]) == processes and len(by_whom[BY_EACH]) == count
+
+
+async def test_who_takes_the_first_ones_place_tells_what_all_see_alike(tmp_path: Path) -> None:
+    p, one, two = engines = [prefiller(), decoder(0), decoder(1)]
+    async with routed(tmp_path, engines, 2, "--workers", "2") as router:
+        (joined,) = [line for line in router.log.splitlines() if "engine-1 joins" in line]
+        first = int(joined.split()[3].strip("[]"))
+        os.kill(first, signal.SIGKILL)
+        while first in router.children or len(router.children) < 2:
+            await asyncio.sleep(0.05)
+        await router.until(engine_0_ready=2, engine_1_ready=2)
+        router.write(p, one, two)
+        await router.until(engine_0_ready=2, engine_1_ready=2, engine_2_ready=2)
+        assert f"process {first} of the router was killed by signal 9; another starts" in router.log
+    (told,) = [line for line in router.log.splitlines() if "engine-2 joins" in line]
+    assert told.split()[3] != f"[{first}]"
+
+
 @pytest.mark.parametrize("count", [1, 2])
 async def test_the_only_decoder_drains_and_is_taken_back(tmp_path: Path, count: int) -> None:
     p, d = engines = [prefiller(), decoder()]
@@ -281,7 +322,7 @@ async def test_the_only_decoder_drains_and_is_taken_back(tmp_path: Path, count: 
         async with httpx2.AsyncClient(base_url=router.address, timeout=PATIENCE_SECONDS) as client:
             assert (await client.get("/ready")).status_code == 503
         assert (await router.ask()).status_code == 503
-        assert router.log.count("no Prefiller or no Decoder is left") == count
+        assert router.log.count("no Prefiller or no Decoder is left") == 1
         router.write(p, d)
         await router.until(engine_0_ready=count, engine_1_ready=count)
         assert (await router.ask("s")).headers["x-schedloom-decision"] == "append"

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedloom.core.errors import ConfigurationError
-from schedloom.router import serve
+from schedloom.router import logs, serve
 from schedloom.router.commands import route
 from schedloom.router.settings import RouterSettings, read_file, router_settings
 
@@ -126,7 +126,7 @@ def test_a_file_holds_a_mapping(tmp_path: Path) -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[RouterSettings]:
     runs: list[RouterSettings] = []
     monkeypatch.setattr(serve, "run", lambda settings, again: runs.append(settings))
-    monkeypatch.setattr(serve, "configure_logging", lambda level: None)
+    monkeypatch.setattr(logs, "configure_logging", lambda level: None)
     return runs
 
 

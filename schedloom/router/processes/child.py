@@ -21,11 +21,12 @@ import uvloop
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
+from schedloom.router.logs import configure_logging
 from schedloom.router.metrics import Metrics
 from schedloom.router.processes.assignment import SIZE_BYTES, Assignment
 from schedloom.router.processes.table import SharedSessions
 from schedloom.router.roster import Roster
-from schedloom.router.serve import bind, configure_logging, open_store, serve
+from schedloom.router.serve import bind, open_store, serve
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
 async def _serve() -> None:
     supervisor = await _listen()
     assignment: Assignment = await _told(supervisor)
-    configure_logging(logging.getLevelName(assignment.log_level))
+    configure_logging(logging.getLevelName(assignment.log_level), assignment.place)
     settings, roster = assignment.settings, Roster()
     roster.engines = assignment.engines
     store = open_store(settings, roster) or SharedSessions(assignment.sessions, settings.session_idle_seconds)

@@ -114,7 +114,7 @@ class _Supervisor:
             if self._stopping.is_set():
                 return
             pause = FIRST_PAUSE if time.monotonic() - begun > STEADY_SECONDS else pause
-            log.error("a process of the router %s; another starts in %.1f s", _fate(status), pause)
+            log.error("process %d of the router %s; another starts in %.1f s", child.pid, _fate(status), pause)
             if await self._stops_within(pause):
                 return
             pause = min(2 * pause, LONGEST_PAUSE)
