@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from schedloom.core.errors import CalledWrongly, ConfigurationError
+from schedloom.router.hangup import hangups
 from schedloom.router.settings import BY_OPTIONS, RouterSettings, read_file, router_settings
 
 
@@ -41,6 +42,7 @@ def route(
     ] = LogLevel.INFO,
 ) -> None:
     """Route requests to Prefillers and Decoders."""
+    hangups.heed()
     from schedloom.router.logs import configure_logging
     from schedloom.router.processes import supervise
     from schedloom.router.serve import run

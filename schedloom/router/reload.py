@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import AsyncIterator, Callable
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.declared import refusals
+from schedloom.router.hangup import hangups
 from schedloom.router.roster import Roster
 from schedloom.router.settings import RouterSettings
 
@@ -35,16 +35,15 @@ class Reloading:
 
     @contextlib.asynccontextmanager
     async def on_hangup(self) -> AsyncIterator[None]:
-        """SIGHUP asks."""
+        """SIGHUP asks, and has asked if it came before."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self._asked.set)
         reading = loop.create_task(self._keep_reading())
-        try:
-            yield
-        finally:
-            loop.remove_signal_handler(signal.SIGHUP)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+        with hangups.heard_by(lambda: loop.call_soon_threadsafe(self._asked.set)):
+            try:
+                yield
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
 
     async def _keep_reading(self) -> None:
         while await self._asked.wait():

@@ -153,7 +153,8 @@ def told_to_stop(app: RouterApp) -> Iterator[asyncio.Event]:
 
 
 def announce(address: str) -> None:
-    print(f"schedloom router is ready on {address}", flush=True)
+    with contextlib.suppress(OSError):  # its terminal may be gone by now
+        print(f"schedloom router is ready on {address}", flush=True)
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:

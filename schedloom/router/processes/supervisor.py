@@ -40,7 +40,7 @@ _CHILD: Final = (
     "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
     "from schedloom.router.processes.child import main; main()"
 )
-"""A terminal sends SIGHUP to all; the supervisor is the one to hear it, and a child does not even while it starts."""
+"""A terminal sends SIGHUP to all; the supervisor is the one to hear it, and no child from its first instruction on."""
 
 _MARGIN_SECONDS: Final = 5.0
 
@@ -123,16 +123,25 @@ class _Supervisor:
                 log.error("a process of the router cannot start: %s", sentence)
 
     async def _start(self, place: int) -> tuple[Process, list[str]]:
-        """A child that serves, or one that is about to end and has said why."""
-        child = await asyncio.create_subprocess_exec(*(sys.executable, "-c", _CHILD), stdin=PIPE, stdout=PIPE)
-        self._children.add(child)
-        assert child.stdout is not None
-        _tell(child, self._at(place))
-        said = await child.stdout.readline()
+        """A child that serves, or one that is about to end and has said why. What a hangup ends before the first
+        instruction of it is begun anew.
+        """
+        child, said = await self._begin(place)
+        while not said and await child.wait() == -signal.SIGHUP and not self._stopping.is_set():
+            self._children.discard(child)
+            child, said = await self._begin(place)
         if self._stopping.is_set():
             _signal(child, signal.SIGTERM)
         unsaid = ["a process of the router ended before it served; its log says why"]
         return child, orjson.loads(said) if said else unsaid
+
+    async def _begin(self, place: int) -> tuple[Process, bytes]:
+        """A child, and what it said first."""
+        child = await asyncio.create_subprocess_exec(*(sys.executable, "-c", _CHILD), stdin=PIPE, stdout=PIPE)
+        self._children.add(child)
+        assert child.stdout is not None
+        _tell(child, self._at(place))
+        return child, await child.stdout.readline()
 
     def _at(self, place: int) -> Assignment:
         return replace(self._assignment, place=place)
