@@ -13,12 +13,15 @@ LONGEST_SECONDS = 300.0
 SUCCESSES_FOR_A_FAILURE = 4
 """One that fails a fifth of its requests keeps the balance; so many second tries are made at most."""
 
+_TOO_MUCH_DEBT = CONSECUTIVE_FAILURES * SUCCESSES_FOR_A_FAILURE
+
 
 class Breaker:
     """Leaves a worker out after ``CONSECUTIVE_FAILURES``, for longer each time it fails again. Where successes come in
     between, each makes up for a part of a failure, so that one that flaps is left out as well.
 
-    When its time is over a single request may try it: success brings it back, failure leaves it out again.
+    When its time is over a single request may try it: success brings it back, failure leaves it out again. What fails
+    before that, as all that was under way when it died, is of the same trouble.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -48,7 +51,7 @@ class Breaker:
         elif success is False:
             self.is_clean = False
             self._debt += SUCCESSES_FOR_A_FAILURE
-            if self.is_open or self._debt >= CONSECUTIVE_FAILURES * SUCCESSES_FOR_A_FAILURE:
+            if self._clock() >= self._open_until if self.is_open else self._debt >= _TOO_MUCH_DEBT:
                 self._open()
 
     def _open(self) -> None:
@@ -62,7 +65,7 @@ class RetryBudget:
     """Second tries are at most a share of the requests of the last seconds, so that trouble does not feed itself.
 
     Where few requests come, so many may be ``saved`` of the same share of earlier ones as it takes to leave out one
-    engine of each role.
+    engine of each role. The ``least`` that there may be without requests are owed to later ones.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class RetryBudget:
         if sum(self._retries) >= max(self._least, self._share * sum(self._requests)) and self._saved < 1:
             return False
         self._retries[0] += 1
-        self._saved = max(0.0, self._saved - 1)
+        self._saved = max(-float(self._least), self._saved - 1)
         return True
 
     def _save(self) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import pytest
+
 from schedloom.core.wire import Role
 from schedloom.router.breaker import BASE_SECONDS, CONSECUTIVE_FAILURES, Breaker, RetryBudget
 from schedloom.router.failures import Failure
@@ -76,6 +78,14 @@ def test_a_failed_try_keeps_it_open_for_longer_and_a_neutral_one_lets_the_next_t
     clock.now += BASE_SECONDS
     breaker.begin()
     breaker.end(None)
+    assert breaker.allows
+
+
+def test_what_fails_all_at_once_leaves_it_out_for_no_longer() -> None:
+    clock = Clock()
+    breaker = Breaker(clock)
+    fail(breaker, 100)
+    clock.now += BASE_SECONDS
     assert breaker.allows
 
 
@@ -165,6 +175,18 @@ def test_few_requests_have_saved_what_it_takes_to_leave_two_engines_out() -> Non
         budget.count_request()
         budget.take()
     assert sum(budget.take() for _ in range(100)) < CONSECUTIVE_FAILURES
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.01])
+def test_where_every_request_asks_for_one_second_tries_are_no_more_than_their_share(seconds: float) -> None:
+    clock = Clock()
+    budget, taken = RetryBudget(clock), 0
+    for asked in range(1, 1001):
+        clock.now += seconds
+        budget.count_request()
+        taken += budget.take()
+        assert taken <= max(3, 0.2 * asked + 1)
+    assert taken <= 200
 
 
 def test_second_tries_are_a_share_of_requests() -> None:
