@@ -48,6 +48,20 @@ NIXL: dict[str, Any] = {
 KEPT = NIXL | {"do_remote_prefill": False, "do_remote_decode": True, "remote_blocks_expiry_time": 12345.678}
 HYBRID = {key: value for key, value in MOONCAKE.items() if key not in ("remote_pcp_size", "remote_dcp_size")}
 NODES = {"0": {"host": "10.0.0.7", "engine_id": "p0", "handshake_port": 30000}, "1": {"host": "10.0.0.8"}}
+OWN_NODES = {str(rank): {"host": "10.0.0.7", "engine_id": "m", "handshake_port": 30000 + rank} for rank in range(4)}
+PULLED = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[1, 2, 3]],
+    "remote_num_prompt_tokens": 40,
+    "remote_engine_id": "p0",
+    "remote_request_id": "chatcmpl-x",
+    "remote_host": "10.0.0.7",
+    "remote_port": 30002,
+    "last_token_id": 7,
+}
+"""As vllm-ascend 0.30.0rc2 has them in ``MooncakePullConnectorScheduler``, which ``MooncakeConnectorV2`` is too."""
+
 REAL = {
     "nixl": NIXL,
     "nixl, kept by a Decoder": KEPT,
@@ -57,6 +71,7 @@ REAL = {
     "mooncake, hybrid": HYBRID,
     "mooncake, one block size": MOONCAKE | {"remote_block_size": 128, "remote_block_ids": [4, 5]},
     "mooncake, several nodes": MOONCAKE | {"remote_multi_nodes_meta_mapping": NODES},
+    "mooncake, pulled": PULLED,
     "layerwise": ASKED | {"request_id": "chatcmpl-x", "do_virtual": False},
 }
 """Of every connector that the router speaks, by its sources."""
@@ -176,6 +191,19 @@ def test_an_engine_names_no_address_but_its_own(
         strict.checked(NIXL | change, source)
     assert stranger in caplog.text and suspects == [source.worker]
     assert strict.checked(NIXL | change, target()), "where it does not tell its addresses any is its own"
+
+
+@pytest.mark.parametrize("parameters", [MOONCAKE, MOONCAKE | {"remote_multi_nodes_meta_mapping": OWN_NODES}, HYBRID])
+def test_mooncakes_addresses_are_its_own_or_refused(parameters: dict[str, Any]) -> None:
+    own = [KvEndpoint(engine_id=f"m_dp{rank}", host="10.0.0.7", port=30000 + 4 * rank) for rank in range(2)]
+    (strict, suspects), source = terms(), target(kv_endpoints=own)
+    for told in (parameters, parameters | {"remote_port": 30004}):
+        assert strict.checked(told, source) is told
+    strangers = {"remote_host": "10.0.0.9"}, {"remote_port": 30001}, {"remote_multi_nodes_meta_mapping": NODES}
+    for stranger in strangers:
+        with pytest.raises(Failure):
+            strict.checked(parameters | stranger, source)
+    assert len(suspects) == 3
 
 
 def test_what_was_its_own_address_is_so_no_more_when_its_contract_changes() -> None:

@@ -7,9 +7,11 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+from schedloom.adapters.engine.connectors import connectors_of
+from schedloom.adapters.engine.kv_endpoints import kv_endpoints, reachable_ranks
 from schedloom.adapters.engine.offload import CONNECTOR
 from schedloom.adapters.engine.settings import engine_section
-from schedloom.core.wire import EngineContract, KvEndpoint, Role
+from schedloom.core.wire import EngineContract, Role
 
 NIXL_DEFAULT_LEASE_SECONDS = 30.0
 """``kv_lease_duration`` of vLLM's NIXL connector when its configuration does not name one."""
@@ -37,11 +39,11 @@ def describe_engine(vllm_config: Any, models: list[str] | None = None, epoch: st
         kv_connector=transfer.kv_connector if transfer else None,
         kv_connectors=sorted(connectors),
         kv_lease_seconds=None if nixl is None else float(nixl.get("kv_lease_duration", NIXL_DEFAULT_LEASE_SECONDS)),
-        kv_endpoints=[] if nixl is None else _endpoints(transfer.engine_id, vllm_config.parallel_config),
+        kv_endpoints=kv_endpoints(vllm_config),
         bidirectional_kv=bool(nixl and nixl.get("bidirectional_kv_xfer")),
         kv_pinned_seconds=_pinned_seconds(nixl or {}),
         saves_preempted_kv=CONNECTOR in connectors,
-        data_parallel_size=_reachable_ranks(vllm_config.parallel_config),
+        data_parallel_size=reachable_ranks(vllm_config.parallel_config),
         kv_events_port=_event_port(vllm_config, "endpoint"),
         kv_replay_port=_event_port(vllm_config, "replay_endpoint"),
         max_model_len=vllm_config.model_config.max_model_len,
@@ -66,44 +68,6 @@ def share_engine_id(vllm_config: Any) -> None:
         transfer.engine_id = os.environ.get(ENGINE_ID_VARIABLE, transfer.engine_id)
 
 
-def connectors_of(transfer: Any) -> dict[str, dict[str, Any]]:
-    """The extra configuration of each KV connector by its name, of those that a MultiConnector combines too."""
-    if transfer is None:
-        return {}
-    extra = transfer.kv_connector_extra_config or {}
-    children = {
-        each["kv_connector"]: each.get("kv_connector_extra_config") or {} for each in extra.get("connectors", [])
-    }
-    return {transfer.kv_connector: extra, **children}
-
-
-def _endpoints(engine_id: str, parallel: Any) -> list[KvEndpoint]:
-    """As NIXL has them: engine cores of several ranks put their rank behind the engine id, and add it to the port.
-
-    Empty where some may run on other machines, whose hosts are not known here.
-    """
-    from vllm import envs
-
-    if _may_run_elsewhere(parallel):
-        return []
-    first, several = parallel.data_parallel_index, parallel.data_parallel_size > 1
-    return [
-        KvEndpoint(
-            engine_id=f"{engine_id}_dp{rank}" if several else engine_id,
-            host=envs.VLLM_NIXL_SIDE_CHANNEL_HOST,
-            port=envs.VLLM_NIXL_SIDE_CHANNEL_PORT + rank,
-            tp_size=max(parallel.tensor_parallel_size, parallel.decode_context_parallel_size),
-            pp_size=parallel.pipeline_parallel_size,
-        )
-        for rank in range(first, first + _reachable_ranks(parallel))
-    ]
-
-
-def _may_run_elsewhere(parallel: Any) -> bool:
-    is_spread: bool = parallel.data_parallel_size > 1 and parallel.data_parallel_backend == "ray"
-    return is_spread or _reachable_ranks(parallel) > max(1, int(parallel.data_parallel_size_local))
-
-
 def _pinned_seconds(nixl: dict[str, Any]) -> float | None:
     if not nixl.get("bidirectional_kv_xfer"):
         return None
@@ -119,15 +83,6 @@ def _event_port(vllm_config: Any, endpoint: str) -> int | None:
     if address not in ("tcp://*", "tcp://[::]") or not port.isdigit() or not int(port):
         return None
     return int(port) + int(getattr(vllm_config.parallel_config, "data_parallel_index", 0) or 0)
-
-
-def _reachable_ranks(parallel: Any) -> int:
-    """Data-parallel ranks behind this server; their header counts from 0 within it."""
-    if parallel.data_parallel_external_lb:
-        return 1
-    if parallel.data_parallel_hybrid_lb:
-        return int(parallel.data_parallel_size_local)
-    return int(parallel.data_parallel_size)
 
 
 @cache

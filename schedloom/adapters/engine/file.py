@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from schedloom.adapters.engine.contract import ROLES, connectors_of
+from schedloom.adapters.engine.connectors import connectors_of
+from schedloom.adapters.engine.contract import ROLES
 from schedloom.adapters.engine.offload import CONNECTOR
 from schedloom.adapters.engine.offload.settings import read_settings
 from schedloom.adapters.engine.selection import COMPOSABLE

@@ -97,7 +97,7 @@ _KNOWN: dict[str, _Check] = {
     **dict.fromkeys(("tp_size", "pp_size", "dcp_size", "remote_tp_size"), _is_size),
     **dict.fromkeys(("remote_ptp_size", "remote_pcp_size", "remote_dcp_size"), _is_size),
     **dict.fromkeys(("remote_num_tokens", "remote_cached_tokens", "remote_prefill_cached_tokens"), _is_count),
-    **dict.fromkeys(("num_prompt_blocks", "last_token_id"), _is_count),
+    **dict.fromkeys(("num_prompt_blocks", "remote_num_prompt_tokens", "last_token_id"), _is_count),
     **dict.fromkeys(("remote_block_ids", "token_ids"), _are_blocks),
     "remote_block_size": _are_counts,
     "remote_blocks_expiry_time": _is_instant,

@@ -68,6 +68,73 @@ def test_where_ranks_on_other_machines_are_reached_is_not_told(
     assert describe_engine(config).kv_endpoints == []
 
 
+MOONCAKE = [
+    ("MooncakeConnectorV1", [30008, 30012], [30000, 30000]),
+    ("MooncakeHybridConnector", [30008, 30012], [30000, 30000]),
+    ("MooncakeConnectorV2", [30018, 30019], [30004, 30004]),
+    ("MooncakePullConnector", [30018, 30019], [30004, 30004]),
+    ("MooncakeLayerwiseConnector", [30004, 30006], [30000, 30000]),
+]
+"""Where ranks 2 and 3 of 4 have their ports behind 30000, each of 2 x 2 workers (tensor, pipeline), with experts and
+without: a fake of vllm-ascend's connectors, by what the scheduler sides of 0.30.0rc2 add to ``kv_port``."""
+
+
+@pytest.mark.parametrize(("connector", "with_experts", "without"), MOONCAKE)
+@pytest.mark.parametrize("combined", [False, True])
+def test_where_vllm_ascends_connectors_are_reached(
+    model: Path, monkeypatch: pytest.MonkeyPatch, connector: str, with_experts: Any, without: Any, combined: bool
+) -> None:
+    """SEC-1."""
+    monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.7")
+    config = vllm_config(model)
+    config.kv_transfer_config = mooncake(connector, combined)
+    parallel = config.parallel_config
+    parallel.data_parallel_size, parallel.data_parallel_size_local, parallel.data_parallel_index = 4, 2, 2
+    parallel.data_parallel_hybrid_lb = True
+    parallel.tensor_parallel_size = parallel.pipeline_parallel_size = 2
+    for is_moe, ports in ((True, with_experts), (False, without)):
+        monkeypatch.setattr(type(config.model_config), "is_moe", is_moe)
+        endpoints = describe_engine(config).kv_endpoints
+        assert [(one.engine_id, one.port) for one in endpoints] == [("m_dp2", ports[0]), ("m_dp3", ports[1])]
+        assert {(one.host, one.tp_size, one.pp_size) for one in endpoints} == {("10.0.0.7", 2, 2)}
+
+
+def mooncake(connector: str, combined: bool) -> KVTransferConfig:
+    child = {"kv_connector": connector, "kv_role": "kv_producer", "kv_port": "30000"}
+    if not combined:
+        return KVTransferConfig(**child, engine_id="m")
+    return KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role="kv_producer",
+        engine_id="m",
+        kv_connector_extra_config={"connectors": [OFFLOAD, child]},
+    )
+
+
+@pytest.mark.parametrize(("connector", "_", "__"), MOONCAKE)
+@pytest.mark.parametrize("change", [{"nnodes": 2}, {"distributed_executor_backend": "ray"}, {}])
+def test_where_workers_on_other_machines_are_reached_is_not_told(
+    model: Path, change: dict[str, Any], connector: str, _: Any, __: Any
+) -> None:
+    config = vllm_config(model)
+    config.kv_transfer_config = mooncake(connector, combined=False)
+    for name, value in change.items():
+        setattr(config.parallel_config, name, value)
+    names_workers = connector in ("MooncakeConnectorV1", "MooncakeHybridConnector")
+    assert (describe_engine(config).kv_endpoints == []) is bool(change and names_workers)
+
+
+def test_a_port_of_a_combined_connector_is_its_own(model: Path) -> None:
+    config = vllm_config(model)
+    config.kv_transfer_config = KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role="kv_producer",
+        kv_port=30000,
+        kv_connector_extra_config={"connectors": [{"kv_connector": "MooncakeConnectorV1", "kv_role": "kv_producer"}]},
+    )
+    assert [one.port for one in describe_engine(config).kv_endpoints] == [KVTransferConfig.kv_port]
+
+
 @pytest.mark.parametrize(
     ("endpoints", "ports"),
     [
