@@ -144,14 +144,14 @@ def test_what_is_half_written_is_not_read(path: Path) -> None:
         assert sessions.find(key("a")) == OWNER
 
 
-SECONDS = 2.0
+SECONDS, FEWEST = 2.0, 1_000
 
 
 def hammer(path: Path, seed: int, wrong: multiprocessing.Queue[str]) -> None:
     """Binds and asks for few sessions at once, of which each has owners of its own name."""
     sessions, chance = SharedSessions(path, 60), random.Random(seed)
     end, found = time.monotonic() + SECONDS, 0
-    while time.monotonic() < end:
+    while time.monotonic() < end or found < FEWEST:
         name = str(chance.randrange(40))
         if chance.random() < 0.5:
             sessions.keep(key(name), SessionOwner(f"decoder-{name}", "e" * chance.randrange(40), chance.randrange(9)))
@@ -170,10 +170,10 @@ def test_processes_that_write_at_once_tell_nothing_wrong(tmp_path: Path) -> None
     processes = [context.Process(target=hammer, args=(path, seed, said)) for seed in range(3)]
     for process in processes:
         process.start()
-    told = [said.get(timeout=60) for _ in processes]
+    told = [said.get(timeout=250) for _ in processes]
     for process in processes:
         process.join()
-    assert all(re.fullmatch(r"found \d{4,}", one) for one in told), told
+    assert all(re.fullmatch(r"found \d+", one) for one in told), told
     assert said.empty()
 
 
