@@ -107,6 +107,6 @@ async def leave_after(app: RouterApp, body: dict[str, Any], seconds: float) -> N
 
 
 def metric(engine: Engine, name: str) -> float:
-    with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{engine.url}/metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))

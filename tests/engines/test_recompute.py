@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
@@ -131,7 +132,7 @@ class System:
         return [one.answer for one in asyncio.run(ask_all(self.prefiller.url, asked, cache_salt="undisturbed"))]
 
     def counted(self, name: str) -> int:
-        lines = httpx2.get(f"{self.router}/metrics").text.splitlines()
+        lines = httpx2.get(f"{self.router}/metrics", timeout=60).text.splitlines()
         values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith(f"schedloom_router_{name}")]
         return int(sum(map(float, values)))
 
@@ -202,10 +203,19 @@ def go_on_exactly(system: System, waves: Iterable[list[Asked]], wanted: int) -> 
         served += len(told)
         if system.counted("handed_back_total") >= wanted:
             break
+    until_all_is_counted(system)
     handed_back = proven_chains(system)
     assert handed_back >= wanted
     print(f"{handed_back} hand-backs in {served} requests, all answers exact")
     return served
+
+
+def until_all_is_counted(system: System) -> None:
+    """An answer leaves the router a moment before it is counted."""
+    for _ in range(100):
+        if system.counted("handed_back_total") == system.counted("continuations_total"):
+            return
+        time.sleep(0.1)
 
 
 def proven_chains(system: System) -> int:

@@ -15,7 +15,7 @@ from schedloom.core.continuation import CONTINUABLE_KEY, RESUME_KEY, HandBack, d
 from schedloom.core.wire import PROTOCOL_VERSION, REJECTION_PREFIX
 from schedloom.demo.engines import Engine, Fleet
 from schedloom.demo.model import cached_model
-from tests.engines.test_decoder import decoder_spec, metric, post, prompt
+from tests.engines.test_decoder import decoder_spec, post, prompt, until_none
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -108,7 +108,7 @@ def test_what_is_handed_back_goes_on_exactly(decoder: Engine) -> None:
         if handed_back >= HAND_BACKS:
             break
     assert handed_back >= HAND_BACKS, f"only {handed_back} hand-backs"
-    assert metric(decoder, "vllm:num_requests_running") == metric(decoder, "vllm:num_requests_waiting") == 0
+    until_none(decoder, "vllm:num_requests_running", "vllm:num_requests_waiting")
     print(f"{handed_back} hand-backs, all answers exact")
 
 
