@@ -161,7 +161,9 @@ class Dispatcher:
     async def deliver(self, dispatch: Dispatch) -> None:
         """Send what nobody waits for the answer of. Raises UpstreamError."""
         with dispatch.target.worker.serving(dispatch.target.rank):
+            dispatch.sent = True
             response = await self._upstream.send(dispatch)
+            dispatch.status = response.status
             try:
                 await response.read_all()
             finally:
@@ -227,6 +229,14 @@ class Dispatcher:
         if isinstance(error, TimedOut):
             return Interrupted.own(504, f"The {kind} did not answer in time.", "engine_timeout")
         return Interrupted.own(502, f"The {kind} broke off before its answer was complete.", "engine_broke_off")
+
+
+def was_refused(dispatch: Dispatch, error: BaseException | None) -> bool:
+    """Whether a Decoder surely does not take the KV over that it was told of."""
+    if not dispatch.sent or isinstance(error, (TooLate, Unreached)):
+        return True
+    told = error.status if isinstance(error, Failure) and not isinstance(error, Interrupted) else 0
+    return any(400 <= status < 500 or status == 503 for status in (dispatch.status, told))
 
 
 def transfer_parameters(body: bytes) -> dict[str, Any] | None:

@@ -39,14 +39,17 @@ class Effort:
         return worker is self._asked or worker is self._prefiller
 
     def failed(self, failure: Failure) -> None:
-        """A Decoder that took a hand-over up may have failed for what its Prefiller gave it."""
+        """A Decoder that took a hand-over up may have failed for what its Prefiller gave it; one that did not has a
+        Prefiller that is well.
+        """
         culprit, prefiller = failure.culprit, self._prefiller
         if culprit is None:
             return
         self.doubts = {one: doubt or Doubt.PROVED for one, doubt in self.doubts.items()}
         self.doubts[culprit] = Doubt.FAILED
-        if prefiller is not None and not (isinstance(failure, Unreached) or failure.status in (429, 503)):
-            self.doubts.setdefault(prefiller, Doubt.DOUBTED)
+        if prefiller is not None:
+            was_taken_up = not isinstance(failure, Unreached) and failure.status not in (429, 503)
+            self.doubts.setdefault(prefiller, Doubt.DOUBTED if was_taken_up else Doubt.PROVED)
 
     def turned_away(self, worker: Worker) -> None:
         self.doubts[worker] = Doubt.NONE

@@ -20,8 +20,8 @@ _Able = TypeVar("_Able")
 
 class Doubt(IntEnum):
     """What one request holds against an engine that was asked. NONE: it turned the request away, as it may. PROVED: so
-    it did, and another failed. DOUBTED: it prefilled for a Decoder that failed, perhaps for what it got, or was not
-    reached in time. FAILED: it did not do its part.
+    it did, or it prefilled, and another failed. DOUBTED: it prefilled for a Decoder that failed, perhaps for what it
+    got, or was not reached in time. FAILED: it did not do its part.
     """
 
     PROVED = -1

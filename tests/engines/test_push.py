@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.engines.fleets import (
+    REFUSED,
     Pair,
     complete,
     leave_after,
@@ -65,12 +67,13 @@ async def test_clients_that_leave_strand_nothing_on_either_side(pair: Pair) -> N
     assert metric(pair.decoder, "vllm:num_requests_waiting") == 0
 
 
-async def test_what_a_decoder_refuses_strands_nothing(pair: Pair) -> None:
+@pytest.mark.parametrize("refused", REFUSED, ids=list)
+async def test_what_a_decoder_refuses_strands_nothing(pair: Pair, refused: dict[str, Any]) -> None:
     """The Prefiller accepts its copy, which asks for one token; the Decoder refuses the client's own."""
     async with pair.routed() as app:
         for seed in range(5):
-            received = await complete(app, request(prompt(300 + seed), max_tokens=100_000))
-            assert received.status == 400 and "max_model_len" in received.json["error"]["message"]
+            received = await complete(app, request(prompt(300 + seed), **refused))
+            assert received.status == 400, received.body
         await pair.until_free(pair.prefiller, pair.decoder)
     assert pair.kept() == (0, 0)
     assert metric(pair.decoder, "vllm:kv_cache_usage_perc") == 0

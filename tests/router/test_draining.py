@@ -23,7 +23,7 @@ from schedloom.router import changes
 from schedloom.router.app import RouterApp
 from schedloom.router.client import HttpUpstream
 from schedloom.router.laboratory.clock import simulate
-from schedloom.router.laboratory.engines import Faults, SimulatedEngine, SimulatedResponse, SimulatedUpstream
+from schedloom.router.laboratory.engines import MODEL, Faults, SimulatedEngine, SimulatedResponse, SimulatedUpstream
 from schedloom.router.laboratory.promises import wrongs_of_town
 from schedloom.router.laboratory.town import Town
 from schedloom.router.roster import Roster
@@ -446,8 +446,8 @@ class Watched(SimulatedUpstream):
         self._town = town
 
     async def send(self, request: UpstreamRequest) -> SimulatedResponse:
-        if request.body:
-            body = json.loads(request.body)
+        body = json.loads(request.body or "{}")
+        if body.get("model") == MODEL:
             label = str(body.get("user") or bytes(body["prompt"]).partition(b"\0")[0].decode())
             if self._town.begun[label] > self._town.closed.get(request.origin, math.inf):
                 self.ledger.wrongs.append(f"{label}: sent to an engine that drains")

@@ -227,6 +227,16 @@ async def test_when_one_of_each_fails_at_once_five_dispatches_do(bench: Make) ->
     assert [len(engine.seen) for engine in prefillers + decoders] == [1, 2, 1, 1]
 
 
+@pytest.mark.parametrize("trouble", [Answer.error(503), Answer(200, b"application/json", [ConnectFailed("refused")])])
+async def test_after_a_decoder_that_took_nothing_up_its_prefiller_is_asked_again(bench: Make, trouble: Answer) -> None:
+    """So that five dispatches reach, for a turn that its owner turned away too, when one of each stops at once."""
+    prefillers, decoders = engines()
+    router = await bench(*prefillers, *decoders)
+    decoders[0].always = fresh(trouble)
+    assert (await router.client.chat()).status == 200
+    assert [len(engine.seen) for engine in prefillers + decoders] == [2, 0, 1, 1]
+
+
 @pytest.mark.parametrize("trouble", [Answer.error(500), Answer(200, b"application/json", [BROKEN])])
 async def test_a_failing_decoder_is_soon_left_out(bench: Make, trouble: Answer) -> None:
     p, decoders = prefiller(), [decoder(0), decoder(1)]

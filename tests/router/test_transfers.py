@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from schedloom.router.upstream import ConnectFailed
 from tests.router.conftest import Bench, Make
-from tests.router.fakes import Answer, FakeEngine, Seen, decoder, prefiller
+from tests.router.fakes import BROKEN, MODEL, Answer, FakeEngine, Seen, decoder, prefiller, transfer_parameters
 from tests.router.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
@@ -188,6 +189,58 @@ async def test_a_client_that_leaves_while_the_decoder_waits_stops_no_prefill(ben
     go.set()
     await until(lambda: pair.p.open == 0)
     assert pair.p.cancelled == 0
+
+
+NIXL: dict[str, Any] = {"kv_connectors": ["NixlConnector"]}
+
+
+def declines(*decoders: FakeEngine) -> list[tuple[str, Any]]:
+    """The ids of requests whose KV Decoders told the Prefiller not to keep, and where that is said to be."""
+    seen = [one for engine in decoders for one in engine.seen if one.body["model"] != MODEL]
+    assert all((one.path, one.body["prompt"]) == ("/v1/completions", [0]) for one in seen)
+    return [(one.headers["x-request-id"], one.body["kv_transfer_params"]) for one in seen]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [400, 404, 422, 503])
+async def test_kv_that_a_decoder_does_not_pull_is_declined(bench: Make, status: int, stream: bool) -> None:
+    p, d = prefiller(**NIXL), decoder(**NIXL)
+    router = await bench(p, d, append=False)
+    d.script = [Answer.error(status)]
+    assert (await router.client.chat(stream=stream)).status == status
+    await until(lambda: declines(d))
+    assert declines(d) == [(p.seen[0].headers["x-request-id"], transfer_parameters())]
+    assert (await router.client.chat()).status == 200
+    await asyncio.sleep(0.01)
+    assert len(declines(d)) == 1
+
+
+async def test_kv_that_a_lost_decoder_does_not_pull_is_declined_by_another(bench: Make) -> None:
+    p, lost, other = prefiller(**NIXL), decoder(0, **NIXL), decoder(1, **NIXL)
+    router = await bench(p, lost, other, append=False)
+    lost.always = Answer(200, b"application/json", [ConnectFailed("refused")])
+    assert (await router.client.chat()).status == 200
+    await until(lambda: declines(other))
+    assert declines(other) == [(p.seen[0].headers["x-request-id"], transfer_parameters())]
+
+
+@pytest.mark.parametrize("answer", [Answer.error(500), Answer(200, b"application/json", [BROKEN])])
+async def test_kv_that_may_be_pulled_is_not_declined(bench: Make, answer: Answer) -> None:
+    p, d = prefiller(**NIXL), decoder(**NIXL)
+    router = await bench(p, d, append=False)
+    d.script = [answer]
+    assert (await router.client.chat()).status >= 500
+    await asyncio.sleep(0.01)
+    assert declines(d) == [] and len(d.seen) == 1
+
+
+async def test_nothing_is_declined_by_an_unknown_connector(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d, append=False)
+    d.script = [Answer.error(400)]
+    assert (await router.client.chat()).status == 400
+    await asyncio.sleep(0.01)
+    assert len(d.seen) == 1
 
 
 async def test_mooncake_parameters_travel_as_they_came(bench: Make) -> None:

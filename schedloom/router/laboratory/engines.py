@@ -68,6 +68,7 @@ class SimulatedEngine:
             role=self.role,
             models=[MODEL],
             block_size=16,
+            kv_connectors=["NixlConnector"],
             kv_lease_seconds=LEASE,
             features=features,
             inactive=["append_prefill"] if self.passive else [],
@@ -139,6 +140,8 @@ class SimulatedUpstream:
         if request.path == CONTRACT_PATH:
             return _whole(engine.contract.model_dump(mode="json"))
         body = json.loads(request.body)
+        if body["model"] != MODEL:
+            return self._declined(body)
         label = _label(body)
         self.ledger.dispatches[label] = self.ledger.dispatches.get(label, 0) + 1
         if self.ownership is not None and (wrong := await self.ownership.wrong_with(request, body)):
@@ -152,6 +155,12 @@ class SimulatedUpstream:
         response = await self._answer(engine, request, body)
         response.on_late_answer = request.on_late_answer
         return response
+
+    def _declined(self, body: Any) -> SimulatedResponse:
+        """A Decoder that does not know a model tells the Prefiller that its KV is not needed, which may know that."""
+        source, _ = self._source(body["kv_transfer_params"])
+        source.leases.pop(body["kv_transfer_params"]["remote_request_id"], None)
+        return _whole({"error": {"message": "no such model", "code": 404}}, 404)
 
     async def _reach(self, engine: SimulatedEngine, request: UpstreamRequest) -> None:
         delay = engine.random.choice([0, 0.001, 0.01]) + (engine.happens("slow") and engine.random.uniform(5, 30))
@@ -169,7 +178,7 @@ class SimulatedUpstream:
     def _excuse(self, request: UpstreamRequest) -> None:
         """A Prefiller whose Decoder cannot be reached keeps its KV to the end of the lease."""
         parameters = json.loads(request.body).get("kv_transfer_params") or {}
-        if "remote_block_ids" in parameters:
+        if parameters.get("remote_block_ids") is not None:
             source, _ = self._source(parameters)
             source.leases.pop(parameters["remote_request_id"], None)
 
@@ -181,7 +190,8 @@ class SimulatedUpstream:
     async def _answer(self, engine: SimulatedEngine, request: UpstreamRequest, body: Any) -> SimulatedResponse:
         for fault, status in (("error", 500), ("full", 503), ("client_error", 400)):
             if engine.happens(fault):
-                self._take_over(body)
+                if fault == "error" or engine.random.random() < 0.5:
+                    self._take_over(body)
                 return _whole({"error": {"message": fault, "code": status}}, status)
         if engine.happens("hang"):
             self._take_over(body)
@@ -202,9 +212,9 @@ class SimulatedUpstream:
         return _whole({"kv_transfer_params": source | {"remote_block_ids": [tokens]}})
 
     def _take_over(self, body: Any) -> None:
-        """A Decoder that sees a hand-over, whatever becomes of it, lets the Prefiller go."""
+        """A Decoder that has read a hand-over, whatever becomes of it, lets the Prefiller go."""
         parameters = body.get("kv_transfer_params") or {}
-        if "remote_block_ids" not in parameters:
+        if parameters.get("remote_block_ids") is None:
             return
         source, life = self._source(parameters)
         expiry = source.leases.pop(parameters["remote_request_id"], None)

@@ -65,6 +65,8 @@ def wrongs_of(turn: Turn) -> list[Wrong]:
         return [("OUT-1", "the answer has no end")]
     if b"schedloom" in received.body:
         return [("REJ-1", "a rejection reached the client")]
+    if b'"internal_error"' in received.body:
+        return [("OUT-1", "the router failed")]
     if received.status != 200:
         return [] if "error" in json.loads(received.body) else [("OUT-1", "an error without a message")]
     return _wrong_words(turn)

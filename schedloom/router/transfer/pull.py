@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+import orjson
 
 from schedloom.router.call import Call
-from schedloom.router.dispatch import Dispatch, Dispatcher, transfer_parameters
+from schedloom.router.dispatch import Dispatch, Dispatcher, transfer_parameters, was_refused
 from schedloom.router.failures import Failure
+from schedloom.router.fleet import NO_DOUBTS, Doubt, Doubts
 from schedloom.router.relay import Outcome
 from schedloom.router.transfer.background import Background
+from schedloom.router.transfer.modes import families
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.pull_back import Loan, PullBack
 from schedloom.router.transfer.terms import Terms
+from schedloom.router.upstream import TooLate
 from schedloom.router.worker import Target
 
-Choose = Callable[[Call], Target]
+Choose = Callable[[Call, Doubts], Target]
+
+_DECLINED_AT: Final = "/v1/completions"
+_NO_MODEL: Final = "schedloom-declines"
 
 
 class PullTransfer:
@@ -44,10 +53,28 @@ class PullTransfer:
         dispatch = self._dispatcher.hand_over(call, target, request_id, body)
         decision = "pull_back" if loan is not None and passage.decision == "pd" else passage.decision
         passage.reply.turn = turn
-        outcome = await self._dispatcher.generate(call, passage.reply, dispatch, decision)
+        try:
+            outcome = await self._dispatcher.generate(call, passage.reply, dispatch, decision)
+        except (Failure, TooLate, asyncio.CancelledError) as error:
+            if was_refused(dispatch, error):
+                self._background.start(self._decline(call, source, dispatch, parameters))
+            raise
         if self._pull_back is not None and turn is not None and outcome is Outcome.SERVED:
             self._pull_back.remember(call, target, turn)
         return outcome
+
+    async def _decline(self, call: Call, source: Target, refused: Dispatch, parameters: dict[str, Any]) -> None:
+        """Have a Decoder, rather another, tell the Prefiller that its KV is not needed.
+
+        What vLLM refuses as it is read frees nothing. What it refuses later does, as for a model that it does not have;
+        that it was freed so before does no harm.
+        """
+        if not families(source.contract):
+            return
+        asked = {"model": _NO_MODEL, "prompt": [0], "max_tokens": 1, "kv_transfer_params": parameters}
+        declining, raw = call.asking(_DECLINED_AT, call.body), orjson.dumps(asked)
+        target = self._choose_anybody(declining, {refused.target.worker: Doubt.FAILED})
+        await self._dispatcher.deliver(self._dispatcher.hand_over(declining, target, refused.request_id, raw))
 
     def _parameters_of(self, source: Target, answer: bytes) -> dict[str, Any]:
         parameters = transfer_parameters(answer)
@@ -72,8 +99,11 @@ class PullTransfer:
 
     async def _take_over(self, call: Call, source: Target, request_id: str, parameters: dict[str, Any]) -> None:
         parameters = self._terms.checked(parameters, source)
-        body, target = call.body.for_release(parameters), self._choose_anybody(call)
-        await self._dispatcher.deliver(self._dispatcher.hand_over(call, target, request_id, body))
+        body, target = call.body.for_release(parameters), self._choose_anybody(call, NO_DOUBTS)
+        dispatch = self._dispatcher.hand_over(call, target, request_id, body)
+        await self._dispatcher.deliver(dispatch)
+        if was_refused(dispatch, None):
+            await self._decline(call, source, dispatch, parameters)
 
     async def close(self) -> None:
         await self._background.close()

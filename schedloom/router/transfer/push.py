@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schedloom.router.call import Call
-from schedloom.router.dispatch import Dispatch, Dispatcher, Interrupted, Unreached
+from schedloom.router.dispatch import Dispatch, Dispatcher, was_refused
 from schedloom.router.failures import Failure
 from schedloom.router.relay import Outcome
 from schedloom.router.sse import is_end, tells_an_error
@@ -66,7 +66,7 @@ class PushTransfer:
                 await prefill
             return await decode
         except (Failure, TooLate, asyncio.CancelledError) as error:
-            if _was_refused(dispatch, _error_of(decode)):
+            if was_refused(dispatch, _error_of(decode)):
                 self._let_go(prefill, passage, source)
             if isinstance(error, asyncio.CancelledError):
                 raise
@@ -114,14 +114,6 @@ class PushTransfer:
 
     async def close(self) -> None:
         await self._background.close()
-
-
-def _was_refused(dispatch: Dispatch, error: BaseException | None) -> bool:
-    """Whether the Decoder surely does not wait for the Prefiller, and has got nothing from it."""
-    if not dispatch.sent or isinstance(error, (TooLate, Unreached)):
-        return True
-    told = error.status if isinstance(error, Failure) and not isinstance(error, Interrupted) else 0
-    return any(400 <= status < 500 or status == 503 for status in (dispatch.status, told))
 
 
 def _error_of(task: asyncio.Task[Outcome]) -> BaseException | None:
