@@ -19,6 +19,7 @@ from schedloom.router.sse import (
     TRANSFER_KEY,
     EventFramer,
     parsed,
+    silent_of_transfers,
     tells_an_error,
     tells_nothing_of_transfers,
     without_transfer_parameters,
@@ -99,9 +100,8 @@ def _without_transfer_parameters(body: bytes) -> bytes:
     if tells_nothing_of_transfers(body):
         return body
     fields = parsed(body)
-    if fields.get("kv_transfer_params") is None:
-        return body
-    return orjson.dumps({**fields, "kv_transfer_params": None})
+    silent = silent_of_transfers(fields)
+    return body if silent is fields else orjson.dumps(silent)
 
 
 class _Stream:
