@@ -27,6 +27,9 @@ LOCAL_ATTEMPT_KEY = "schedloom_local_attempt"
 JOB_CLASS_KEY = "job_class"
 """Key in ``vllm_xargs`` under which a client or the router names the class of work that a request belongs to."""
 
+MOST_WORKERS: Final = 4096
+"""Of an engine: others connect to each, and count for each."""
+
 _JOB_CLASS = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 REJECTION_PREFIX = "schedloom:rejected:"
@@ -67,9 +70,9 @@ class KvEndpoint(BaseModel):
     """The host of the connector's side channel."""
     port: Annotated[int, Field(ge=1, le=65535)]
     """The port of the connector's side channel."""
-    tp_size: Annotated[int, Field(ge=1)] = 1
+    tp_size: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
     """Tensor-parallel workers of the rank."""
-    pp_size: Annotated[int, Field(ge=1)] = 1
+    pp_size: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
     """Pipeline-parallel workers of the rank."""
 
 
@@ -106,7 +109,7 @@ class EngineContract(BaseModel):
     """How long a Decoder with `bidirectional_kv` keeps a turn's KV for a Prefiller."""
     saves_preempted_kv: bool = False
     """Whether its KV connector can save the KV of preempted requests."""
-    data_parallel_size: Annotated[int, Field(ge=1)] = 1
+    data_parallel_size: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
     """The data-parallel ranks that this server reaches."""
     kv_events_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Where its first rank tells of its KV blocks; each next rank does so a port further."""

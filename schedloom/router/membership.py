@@ -28,6 +28,7 @@ from schedloom.router.worker import LEAVING, SERVING, Health, Worker
 
 _PAUSE_AT_START = 0.25
 _MISSES_ALLOWED = 2
+_LONGEST_REASON = 500
 
 
 class Membership:
@@ -109,6 +110,13 @@ class Membership:
         await asyncio.gather(*map(self._look_at, self._fleet.workers))
 
     async def _look_at(self, worker: Worker) -> None:
+        """Whatever an engine says, the others are looked at."""
+        try:
+            await self._look(worker)
+        except Exception as error:
+            self._quarantine(worker, f"{worker.origin} says what makes no sense here: {error!r}"[:_LONGEST_REASON])
+
+    async def _look(self, worker: Worker) -> None:
         try:
             contract = await self._contract_of(worker)
         except ConnectFailed as error:

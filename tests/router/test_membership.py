@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from schedloom.core.errors import ConfigurationError
-from schedloom.core.wire import Role
+from schedloom.core.wire import KvEndpoint, Role
 from schedloom.router.app import RouterApp
 from schedloom.router.checks import complaint
 from schedloom.router.serve import tell_doubts
@@ -263,6 +264,40 @@ async def test_engines_are_looked_at_again_and_again(bench: Make) -> None:
     router = await bench(p, d, health_interval_seconds=0.02)
     d.contract = contract(Role.CONSUMER, epoch="e2")
     await until(lambda: router.app.fleet.workers[1].contract.epoch == "e2")
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"data_parallel_size": 2**40},
+        {"data_parallel_size": 2**63},
+        {"kv_endpoints": [KvEndpoint.model_construct(engine_id="e", host="h", port=1, tp_size=2**40)]},
+    ],
+)
+async def test_an_engine_that_says_what_makes_no_sense_is_left_out(bench: Make, nonsense: dict[str, Any]) -> None:
+    """SEC-1."""
+    p, mad, d = prefiller(), decoder(1), decoder()
+    router = await bench(p, mad, d, health_interval_seconds=0.01)
+    mad.contract = contract(Role.CONSUMER).model_copy(update=nonsense)
+    await asyncio.sleep(0.05)
+    assert [worker.health for worker in router.app.fleet.workers] == [Health.READY, Health.QUARANTINED, Health.READY]
+    mad.contract = contract(Role.CONSUMER)
+    await asyncio.sleep(0.05)
+    assert router.app.fleet.workers[1].health is Health.READY
+
+
+async def test_what_goes_wrong_with_one_engine_does_not_end_the_looks(
+    bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d, health_interval_seconds=0.01)
+    worker = router.app.fleet.workers[1]
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "join", Mock(side_effect=MemoryError("so many")))
+        await asyncio.sleep(0.05)
+    assert worker.health is Health.QUARANTINED and "so many" in worker.trouble
+    await asyncio.sleep(0.05)
+    assert worker.health is Health.READY
 
 
 async def test_trouble_makes_the_router_look_at_once(bench: Make) -> None:

@@ -67,11 +67,9 @@ def test_transfer_parameters_do_not_reach_a_client() -> None:
 @pytest.mark.parametrize("key", ["kv_transfer_params", "ec_transfer_params"])
 @pytest.mark.parametrize("events", ["event: {name}\ndata: {data}\n\n", "data: {data}\nevent: {name}\n\n"])
 def test_an_event_keeps_its_name_and_tells_nothing_of_transfers_deep_within(events: str, key: str) -> None:
-    told = {
-        "type": "response.completed",
-        "response": {"id": "r", key: {"remote_host": "10.0.0.7"}, "tools": [{key: {}}]},
-    }
+    response = {"id": "r", key: {"remote_host": "10.0.0.7"}, "tools": [{key: {}}]}
+    told = {"type": "response.completed", "response": response}
     written = events.format(name="response.completed", data=json.dumps(told)).encode()
     clean = without_transfer_parameters(b"data: {}\n\n" + written)
     assert clean.startswith(b"data: {}\n\nevent: response.completed\ndata: ") and clean.endswith(b"\n\n")
-    assert json.loads(data_of(clean[10:]) or b"") == {**told, "response": {**told["response"], key: None}}
+    assert json.loads(data_of(clean[10:]) or b"") == told | {"response": response | {key: None}}

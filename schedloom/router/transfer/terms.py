@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-from schedloom.core.wire import EngineContract, KvEndpoint
+from schedloom.core.wire import MOST_WORKERS, EngineContract, KvEndpoint
 from schedloom.router.failures import Failure
 from schedloom.router.metrics import Metrics
 from schedloom.router.worker import Target, Worker
@@ -21,7 +21,6 @@ _Check = Callable[[Any], bool]
 _LONGEST: Final = 512
 _MOST_BLOCKS: Final = 2**20
 _MOST_GROUPS: Final = 1024
-_MOST_NODES: Final = 4096
 _SHOWN: Final = 64
 
 
@@ -35,7 +34,7 @@ def _is_text(value: Any) -> bool:
 
 def _is_size(value: Any) -> bool:
     """Of a group of workers, each of which others may connect to."""
-    return value is None or (type(value) is int and 0 < value <= _MOST_NODES)
+    return value is None or (type(value) is int and 0 < value <= MOST_WORKERS)
 
 
 def _is_port(value: Any) -> bool:
@@ -75,7 +74,7 @@ def _are_counts(value: Any) -> bool:
 def _are_nodes(value: Any) -> bool:
     if not isinstance(value, dict):
         return value is None
-    return len(value) <= _MOST_NODES and all(map(_is_text, value)) and all(map(_is_node, value.values()))
+    return len(value) <= MOST_WORKERS and all(map(_is_text, value)) and all(map(_is_node, value.values()))
 
 
 def _is_node(value: Any) -> bool:
