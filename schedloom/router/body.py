@@ -103,7 +103,7 @@ class GenerationBody:
 
     @property
     def streaming(self) -> bool:
-        return self.fields.get("stream") is True
+        return may_stream(self.fields)
 
     @property
     def salt(self) -> str | None:
@@ -182,6 +182,11 @@ class GenerationBody:
         begin = memoryview(self.raw)[: self.raw.rindex(b"}")]
         is_empty = len(self.fields) == len(self._added)
         return b"".join((begin, b"" if is_empty else b",", orjson.dumps(keys)[1:]))
+
+
+def may_stream(fields: Mapping[str, Any]) -> bool:
+    """Whether an engine may answer with a stream: it reads ``"true"`` and 1 as ``true``."""
+    return fields.get("stream") not in (None, False)
 
 
 def _named_in(fields: dict[str, Any]) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from schedloom.core.wire import JOB_CLASS_KEY, EngineContract
+from schedloom.router.body import may_stream
 from schedloom.router.guard import EXTRA_ARGUMENTS
 
 _HARMLESS: Final = frozenset(
@@ -111,7 +112,7 @@ def is_continuable(path: str, fields: dict[str, Any]) -> bool:
 
 def is_seamless(fields: dict[str, Any], contracts: Iterable[EngineContract]) -> bool:
     """Whether a stream can be told from its middle: a whole answer, which replaces what was, always can."""
-    if fields.get("stream") is not True or "messages" not in fields:
+    if not may_stream(fields) or "messages" not in fields:
         return True
     return all(
         contract.reasoning_parser in SEAMLESS_REASONING

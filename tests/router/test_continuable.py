@@ -96,6 +96,8 @@ TOOLS: dict[str, object] = {"stream": True, "tools": [{"type": "function"}]}
         (TOOLS, {"tool_parser": "hermes"}, True),
         (TOOLS, {"tool_parser": "xlam"}, False),
         (TOOLS | {"stream": False}, {"tool_parser": "xlam"}, True),
+        (TOOLS | {"stream": "true"}, {"tool_parser": "xlam"}, False),
+        ({"stream": 1}, {"reasoning_parser": "ernie45"}, False),
         ({"stream": True}, {"reasoning_parser": "qwen3"}, True),
         ({"stream": True}, {"reasoning_parser": "ernie45"}, False),
     ],

@@ -174,14 +174,16 @@ async def test_a_restarted_decoder_kept_nothing(bench: Make) -> None:
 async def test_streams_of_older_engines_tell_nothing_and_are_not_asked(bench: Make, version: str | None) -> None:
     fleet = Fleet(engine_version=version)
     router = await started(bench, fleet)
-    for messages, stream, decision in (
+    turns: list[tuple[Any, Any, str]] = [
         (HELLO, True, "pd"),
+        (HELLO, "true", "pd"),
         (history("more"), False, "pd"),
         (history("more", "and more"), True, "pull_back"),
-    ):
+    ]
+    for messages, stream, decision in turns:
         received = await router.client.chat("s", messages=messages, stream=stream)
         assert received.decision == decision
-    assert ["return_token_ids" in seen.body for seen in fleet.d.seen] == [False, True, False]
+    assert ["return_token_ids" in seen.body for seen in fleet.d.seen] == [False, False, True, False]
 
 
 async def test_sessions_and_tenants_are_kept_apart(bench: Make) -> None:
