@@ -102,6 +102,12 @@ class ModelUpstream:
         self.engines = {engine.origin: engine for engine in engines}
         self.rule = UsablePrefixRule()
 
+    def heard_at(self, origin: str) -> float:
+        return 0.0
+
+    def give_up(self, origin: str) -> int:
+        return 0
+
     def forget(self, origin: str) -> None:
         return None
 

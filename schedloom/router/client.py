@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import ssl
 from collections import defaultdict
@@ -12,13 +13,15 @@ from urllib.parse import urlsplit
 
 from schedloom.router.connection import Connection, Exchange
 from schedloom.router.outbox import Outbox
-from schedloom.router.upstream import BrokenOff, ConnectFailed, TooLate, UpstreamError, UpstreamRequest
+from schedloom.router.upstream import BrokenOff, ConnectFailed, TooLate, Unanswered, UpstreamError, UpstreamRequest
 
 _IDLE_SECONDS = 4.0
 """Engines close a connection that was idle for five seconds; leave before they do."""
 
 _HANDOFF_IDLE_SECONDS = 1.0
 """Long before they do, for a request that is never sent twice."""
+
+_UNANSWERED = (errno.ETIMEDOUT, errno.EHOSTUNREACH)
 
 
 class _Origin(NamedTuple):
@@ -70,6 +73,12 @@ class HttpUpstream:
         for connection in tuple(self._idle.pop(origin, ())):
             connection.abort()
 
+    def heard_at(self, origin: str) -> float:
+        return max((one.heard_at for one in self._open if one.origin == origin), default=0.0)
+
+    def give_up(self, origin: str) -> int:
+        return sum([one.give_up_waiting() for one in tuple(self._open) if one.origin == origin])
+
     async def close(self) -> None:
         for opening in tuple(self._opening):
             opening.cancel()
@@ -117,7 +126,7 @@ class HttpUpstream:
         _give_up(opening)
         if request.dispatch_by is not None and loop.time() >= request.dispatch_by:
             raise TooLate(f"{request.origin}: not connected in time")
-        raise ConnectFailed(f"{request.origin}: no connection within {allowed:g} s")
+        raise Unanswered(f"{request.origin}: no connection within {allowed:g} s")
 
     def _dispatch_when_open(self, opening: asyncio.Task[Connection], request: UpstreamRequest) -> None:
         def dispatch(opened: asyncio.Task[Connection]) -> None:
@@ -130,7 +139,7 @@ class HttpUpstream:
 
     async def _open_connection(self, origin: str) -> Connection:
         loop = asyncio.get_running_loop()
-        connection = Connection(loop, self._idle[origin], self._open, self._outbox)
+        connection = Connection(loop, origin, self._idle[origin], self._open, self._outbox)
         address = _parse(origin)
         try:
             await loop.create_connection(
@@ -140,7 +149,8 @@ class HttpUpstream:
                 ssl=_tls_context() if address.tls else None,
             )
         except OSError as error:
-            raise ConnectFailed(f"{origin}: {error.strerror or error}") from error
+            kind = Unanswered if error.errno in _UNANSWERED else ConnectFailed
+            raise kind(f"{origin}: {error.strerror or error}") from error
         except asyncio.CancelledError:
             connection.give_up()
             raise

@@ -143,6 +143,20 @@ class Exchange(UpstreamResponse):
         framed = (b"content-length", b"transfer-encoding")
         return self.has_head and not any(name in framed for name, _ in self.headers)
 
+    @property
+    def heard_at(self) -> float:
+        """When something of the answer came last."""
+        return self._last_activity if self.has_head else 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether a client waits for first output."""
+        return not self._abandoned and self._request.waits(self._body_begun)
+
+    def give_up(self) -> bool:
+        """Nobody waits any more. Returns whether it is to end."""
+        return self._request.give_up()
+
     def check_silence(self) -> float:
         """The instant of the next look. Raises TimedOut when the engine has been silent for too long."""
         timeouts = self._request.timeouts
@@ -213,9 +227,15 @@ class Connection(asyncio.Protocol):
     """A connection to one engine, in ``open`` while it lasts, and in ``idle`` while it is ready for a request."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, idle: dict[Connection, None], open_: set[Connection], outbox: Outbox
+        self,
+        loop: asyncio.AbstractEventLoop,
+        origin: str,
+        idle: dict[Connection, None],
+        open_: set[Connection],
+        outbox: Outbox,
     ) -> None:
         self.loop = loop
+        self.origin = origin
         self.idle_since = 0.0
         self._idle = idle
         self._open = open_
@@ -244,6 +264,19 @@ class Connection(asyncio.Protocol):
         else:
             self._write(head)
         return exchange
+
+    @property
+    def heard_at(self) -> float:
+        """When something came last."""
+        return max(self.idle_since, 0.0 if self._exchange is None else self._exchange.heard_at)
+
+    def give_up_waiting(self) -> bool:
+        """Nobody waits any more for the first output of the request under way. Returns whether somebody did."""
+        if self._exchange is None or not self._exchange.waits:
+            return False
+        if self._exchange.give_up():
+            self._break(TimedOut(f"{self.origin} hangs"))
+        return True
 
     def rest(self) -> None:
         """Until there is another request."""

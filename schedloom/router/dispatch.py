@@ -44,8 +44,13 @@ class Dispatch(UpstreamRequest):
 
     ``dispatch_by`` is set where it hands KV over. Such a request is made even for a client that has left, and for
     ``settle_seconds`` or until its answer's body begins the client's leaving is kept from the engine: somebody else
-    keeps KV, or waits, until the engine took it up. ``sent`` and ``status`` tell how far it came.
+    keeps KV, or waits, until the engine took it up. ``sent`` and ``status`` tell how far it came. ``reply`` is what its
+    answer goes to. One that ``goes_on`` does so whoever waits or not; ``on_given_up`` tells whether this one ends.
     """
+
+    reply: Reply | None = None
+    goes_on = False
+    on_given_up: Callable[[], bool] | None = None
 
     def __init__(self, call: Call, target: Target, request_id: str, body: bytes, timeouts: Timeouts) -> None:
         self.origin = target.worker.origin
@@ -63,6 +68,15 @@ class Dispatch(UpstreamRequest):
         self.sent = False
         self.status = 0
 
+    def waits(self, has_begun: bool) -> bool:
+        if self.goes_on:
+            return False
+        return not has_begun or self.reply is None or not self.reply.started
+
+    def give_up(self) -> bool:
+        self.goes_on = self.on_given_up is not None and not self.on_given_up()
+        return not self.goes_on
+
     def abandon(self) -> None:
         """Nobody waits for the engine any more: when it is cancelled, its connection closes at once."""
         self.settle_seconds = 0.0
@@ -74,6 +88,12 @@ class Unreached(Failure):
 
 class Interrupted(Failure):
     """The engine was reached and then lost: what it still does for the request is not known."""
+
+
+def timed_out(kind: str, culprit: Worker | None = None) -> Failure:
+    failure = Interrupted.own(504, f"The {kind} did not answer in time.", "engine_timeout")
+    failure.culprit = culprit
+    return failure
 
 
 class Dispatcher:
@@ -133,6 +153,7 @@ class Dispatcher:
         worker = dispatch.target.worker
         marked = CONTINUABLE_KEY in call.marks and worker.resumes
         reply.decision, reply.request_id, reply.owner = decision, dispatch.request_id, dispatch.target.owner
+        dispatch.reply = reply
         with self._lessons.serving(call, dispatch, Leg.APPEND if local else Leg.DECODE) as service:
             reply.asked_at = time.perf_counter()
             try:
@@ -160,6 +181,7 @@ class Dispatcher:
 
     async def deliver(self, dispatch: Dispatch) -> None:
         """Send what nobody waits for the answer of. Raises UpstreamError."""
+        dispatch.goes_on = True
         with dispatch.target.worker.serving(dispatch.target.rank):
             dispatch.sent = True
             response = await self._upstream.send(dispatch)
@@ -227,7 +249,7 @@ class Dispatcher:
         if isinstance(error, ConnectFailed):
             return Unreached.own(503, f"The {kind} could not be reached.", "engine_unreachable")
         if isinstance(error, TimedOut):
-            return Interrupted.own(504, f"The {kind} did not answer in time.", "engine_timeout")
+            return timed_out(kind)
         return Interrupted.own(502, f"The {kind} broke off before its answer was complete.", "engine_broke_off")
 
 

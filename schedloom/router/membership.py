@@ -14,11 +14,14 @@ from schedloom.router.failures import KEY_REFUSED
 from schedloom.router.fleet import Fleet
 from schedloom.router.logs import common
 from schedloom.router.settings import RouterSettings
+from schedloom.router.silence import Silences
 from schedloom.router.transfer.background import stopped
 from schedloom.router.upstream import (
     ConnectFailed,
     Header,
+    TimedOut,
     Timeouts,
+    Unanswered,
     Upstream,
     UpstreamError,
     UpstreamRequest,
@@ -45,6 +48,7 @@ class Membership:
         self._upstream = upstream
         self._settings = settings
         self._sleep = sleep
+        self._silences = Silences(upstream, settings.hung_after_seconds)
         self._looks: dict[Worker, asyncio.Task[None]] = {}
         self._loop: asyncio.Task[None] | None = None
 
@@ -117,17 +121,19 @@ class Membership:
             self._quarantine(worker, f"{worker.origin} says what makes no sense here: {error!r}"[:_LONGEST_REASON])
 
     async def _look(self, worker: Worker) -> None:
+        began = asyncio.get_running_loop().time()
         try:
             contract = await self._contract_of(worker)
-        except ConnectFailed as error:
-            self._missed(worker, str(error), at_once=True)
         except UpstreamError as error:
-            self._missed(worker, str(error), at_once=False)
+            self._missed(worker, str(error), at_once=isinstance(error, ConnectFailed))
+            if isinstance(error, TimedOut | Unanswered):
+                return self._silences.go_on(worker, began)
         except ConfigurationError as error:
             self._quarantine(worker, str(error))
         else:
             worker.misses = 0
             self._judge(worker, contract)
+        self._silences.end(worker)
 
     def _missed(self, worker: Worker, trouble: str, *, at_once: bool) -> None:
         worker.misses += 1

@@ -79,6 +79,10 @@ class Selection:
         """A Decoder that continues what others handed back. Raises Failure (503) when there is none."""
         return Target.of(self._fleet.choose_resumer(doubts))
 
+    def has_other_prefillers(self, source: Target) -> bool:
+        """Whether others than ``source`` are there."""
+        return self._fleet.has_other_prefillers([source.worker])
+
     def permits(self, call: Call, target: Target) -> bool:
         """Whether no filter leaves ``target`` out for a local attempt."""
         return all(self._left(hook, call, Leg.APPEND, [target]) for hook in self._filters)

@@ -169,6 +169,9 @@ class RouterSettings(ChoosingSettings):
     """How often every engine is asked how it is, and which of its policies are switched off."""
     health_timeout_seconds: Seconds = 5.0
     """How long an engine may take to answer that, or to tokenize a prompt."""
+    hung_after_seconds: Seconds = 30.0
+    """How long an engine must be silent, while it is asked how it is three times at least, before requests that wait
+    there for their first output are given to others."""
     start_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
     """How long a start waits for engines (`--wait`)."""
     transfer_keys: list[str] = []

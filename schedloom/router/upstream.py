@@ -16,6 +16,10 @@ class ConnectFailed(UpstreamError):
     """No connection: the request cannot have reached the engine."""
 
 
+class Unanswered(ConnectFailed):
+    """Nobody said whether there is a connection."""
+
+
 class BrokenOff(UpstreamError):
     """The connection ended, or went against HTTP, before the answer was complete."""
 
@@ -78,6 +82,14 @@ class UpstreamRequest:
         """What ``lines`` say, for who does not send them."""
         return headers_in(b"".join(self.lines))
 
+    def waits(self, has_begun: bool) -> bool:
+        """Whether a client waits for the first output of an answer, whose body ``has_begun`` or not."""
+        return False
+
+    def give_up(self) -> bool:
+        """No client waits for it any more. Returns whether it is to end."""
+        return True
+
 
 class UpstreamResponse(Protocol):
     """An answer whose head has arrived. The names of its ``headers`` are in lower case.
@@ -135,6 +147,16 @@ class Upstream(Protocol):
 
     def forget(self, origin: str) -> None:
         """Nothing is sent to ``origin`` any more, and nothing under way there."""
+        ...
+
+    def heard_at(self, origin: str) -> float:
+        """The instant of the event loop's clock at which anything came from ``origin`` last, as far as is known."""
+        ...
+
+    def give_up(self, origin: str) -> int:
+        """Break off (TimedOut) what waits at ``origin`` for its first output, as far as it may end. Returns for how
+        much nobody waits any more.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -9,8 +9,9 @@ import pytest
 from schedloom.router.app import RouterApp
 from schedloom.router.sessions import MemorySessions
 from schedloom.router.settings import RouterSettings, WorkerSettings, router_settings
+from schedloom.router.upstream import UpstreamRequest
 from tests.router.client import Client
-from tests.router.fakes import FakeEngine, FakeUpstream
+from tests.router.fakes import FakeEngine, FakeResponse, FakeUpstream
 
 
 @pytest.fixture
@@ -39,6 +40,18 @@ class Bench:
 
     def count(self, name: str, **labels: str) -> float:
         return self.app.metrics.registry.get_sample_value(f"schedloom_router_{name}", labels) or 0.0
+
+    def watched(self) -> list[UpstreamRequest]:
+        """What is sent from now on."""
+        sent: list[UpstreamRequest] = []
+        send = self.upstream.send
+
+        async def note(request: UpstreamRequest) -> FakeResponse:
+            sent.append(request)
+            return await send(request)
+
+        self.upstream.send = note  # type: ignore[method-assign]
+        return sent
 
     def renew(self, *engines: FakeEngine, drain: FakeEngine | None = None) -> None:
         """As if the file named ``engines`` by now, one of which is to ``drain``."""

@@ -253,6 +253,12 @@ class FakeUpstream:
     def forget(self, origin: str) -> None:
         return None
 
+    def heard_at(self, origin: str) -> float:
+        return 0.0
+
+    def give_up(self, origin: str) -> int:
+        return 0
+
     async def close(self) -> None:
         return None
 

@@ -12,6 +12,7 @@ import re
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -456,7 +457,7 @@ class Watched(SimulatedUpstream):
 
 class Changing(Town):
     """A fleet whose engines are marked, unmarked, taken out and replaced at random while clients are served. Of each
-    kind one stays. ``begun`` and ``closed`` are when a turn and an engine's drain began.
+    kind one stays, and does not stop. ``begun`` and ``closed`` are when a turn and an engine's drain began.
     """
 
     def __init__(self, seed: int, faults: Faults | None, **more: Any) -> None:
@@ -467,6 +468,8 @@ class Changing(Town):
         self._fate = random.Random(seed + 1)
         self._places = [WorkerSettings(url=engine.origin) for engine in self.engines]
         self._stay = {self.engines[0].origin, self.engines[-1].origin}
+        for engine in (self.engines[0], self.engines[-1]):
+            engine.faults = replace(engine.faults, stop=0.0)
 
     async def play(self, clients: int = 4, turns: int = 4) -> None:
         changing = asyncio.ensure_future(self._keep_changing())

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from schedloom.core.wire import Role
+from schedloom.router.upstream import TimedOut
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, FakeEngine, Seen, contract
 from tests.router.waiting import PATIENCE_SECONDS, until
@@ -49,8 +50,8 @@ class LayerwisePair:
         self.p.script = [self.prefill] * 9
         self.d.script = [self.decode] * 9
 
-    async def bench(self, make: Make, **settings: Any) -> Bench:
-        self.router = await make(self.p, self.d, append=False, callback_url=ROUTER, **settings)
+    async def bench(self, make: Make, *more: FakeEngine, **settings: Any) -> Bench:
+        self.router = await make(self.p, self.d, *more, append=False, callback_url=ROUTER, **settings)
         return self.router
 
     async def prefill(self, seen: Seen) -> Answer:
@@ -157,6 +158,38 @@ async def test_a_prefill_that_fails_is_made_once_more(bench: Make) -> None:
     pair.p.script.insert(0, Answer.error(500))
     assert (await router.client.chat()).status == 200
     assert (len(pair.p.seen), len(pair.d.seen)) == (2, 1)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_another_prefiller_writes_where_one_hangs(bench: Make, others: int) -> None:
+    pair, ends = LayerwisePair(), asyncio.Event()
+    more = [FakeEngine(f"http://q{number}:1", contract(Role.PRODUCER, **CONNECTOR)) for number in range(others)]
+
+    async def hang(seen: Seen) -> Answer:
+        await ends.wait()
+        return Answer(200, b"application/json", [TimedOut("hangs")] if others else [b"{}"])
+
+    async def write(seen: Seen) -> Answer:
+        return await pair.prefill(seen)
+
+    router = await pair.bench(bench, *more)
+    pair.p.script.insert(0, hang)
+    for engine in more:
+        engine.script = [write]
+    sent = router.watched()
+    request = asyncio.create_task(router.client.chat())
+    while not pair.p.seen:
+        await asyncio.sleep(0)
+    (to_p,) = [one for one in sent if one.origin == pair.p.origin]
+    assert to_p.waits(has_begun=True) and to_p.give_up() is bool(others)
+    if others:
+        ends.set()
+    received = await request
+    assert received.status == (200 if others else 504)
+    assert (len(pair.d.seen), pair.d.cancelled, pair.p.cancelled) == (1, 1 - others, 0)
+    ends.set()
+    while router.in_flight != [0] * len(router.in_flight):
+        await asyncio.sleep(0)
 
 
 async def test_when_the_prefill_fails_for_good_the_decoder_is_told_to_stop(bench: Make) -> None:

@@ -16,10 +16,11 @@ from schedloom.router.checks import complaint
 from schedloom.router.serve import tell_doubts
 from schedloom.router.settings import WorkerSettings, router_settings
 from schedloom.router.transfer.modes import Mode
-from schedloom.router.upstream import TimedOut
+from schedloom.router.upstream import TimedOut, UpstreamRequest
 from schedloom.router.worker import Health, Worker
 from tests.router.conftest import Make, settings_for
-from tests.router.fakes import Answer, FakeEngine, FakeUpstream, contract, decoder, prefiller
+from tests.router.fakes import Answer, FakeEngine, FakeResponse, FakeUpstream, contract, decoder, prefiller
+from tests.router.simulation import simulate
 from tests.router.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -344,3 +345,53 @@ async def test_the_engines_key_is_shown_on_every_look() -> None:
         assert "http://p0:1 refuses the router's key at " in told and "(status 401)" in told
         assert "set engine_api_key" in told and "wrong-key" not in told
     assert (await started([p, d], engine_api_key="k")).fleet.serves == "all"
+
+
+class SilentUpstream(FakeUpstream):
+    """Nobody answers when asked, but things may come all the same."""
+
+    def __init__(self, engines: list[FakeEngine]) -> None:
+        super().__init__(engines)
+        self.last = 0.0
+        self.given_up: list[str] = []
+        self.silent: set[str] = set()
+
+    async def send(self, request: UpstreamRequest) -> FakeResponse:
+        if request.origin in self.silent:
+            await asyncio.sleep(request.timeouts.first_byte)
+            raise TimedOut("silent")
+        return await super().send(request)
+
+    def heard_at(self, origin: str) -> float:
+        return self.last
+
+    def give_up(self, origin: str) -> int:
+        self.given_up.append(origin)
+        return 1
+
+
+def test_an_engine_hangs_when_nothing_came_from_it_for_long_and_three_looks() -> None:
+    engines = [prefiller(), decoder(0), decoder(1)]
+
+    async def looks(count: int, seconds: float, hung_after: float = 30.0, heard: bool = False) -> list[str]:
+        loop, upstream = asyncio.get_running_loop(), SilentUpstream(engines)
+        app = RouterApp(settings_for(engines, hung_after_seconds=hung_after, health_interval_seconds=1e6), upstream)
+        await app.start()
+        upstream.silent = {engines[1].origin}
+        for _ in range(count):
+            await app.membership.look_at_all()
+            upstream.last = loop.time() if heard else 0.0
+            await asyncio.sleep(seconds)
+        upstream.silent.clear()
+        await app.membership.look_at_all()
+        upstream.silent = {engines[1].origin}
+        await app.membership.look_at_all()
+        await app.close()
+        return upstream.given_up
+
+    hung = engines[1].origin
+    assert simulate(looks(3, 5.0)) == []
+    assert simulate(looks(4, 5.0)) == [hung]
+    assert simulate(looks(4, 5.0, heard=True)) == []
+    assert simulate(looks(2, 60.0)) == []
+    assert simulate(looks(3, 0.0, hung_after=1.0)) == [hung]

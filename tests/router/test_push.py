@@ -30,10 +30,14 @@ def waiting(town: Town) -> set[str]:
 
 
 def was_given_up(town: Town, request_id: str) -> bool:
-    """Whether the Prefiller that the Decoder waits for failed twice, or once with the last of what may be done."""
+    """Whether the Prefiller that the Decoder waits for failed twice, or once with the last of what may be done or after
+    it hung.
+    """
     label, asked = next((label, ids) for label, ids in town.ledger.prefills.items() if request_id in ids)
     was_all = town.ledger.dispatches[label] == 5
-    return request_id not in town.ledger.computed and (asked.count(request_id) == 2 or was_all)
+    return request_id not in town.ledger.computed and (
+        asked.count(request_id) == 2 or was_all or request_id in town.ledger.hung
+    )
 
 
 @pytest.mark.parametrize("block", range(10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 
@@ -43,6 +44,19 @@ def test_nothing_goes_wrong_with_every_strategy_on(strategies: list[str]) -> Non
         assert errors == [0] * len(errors)
         routes |= {turn.received.headers.get("x-schedloom-decision", "none") for turn in town.turns}
     assert routes >= {"pd", "append", "fallback"}
+
+
+def test_whoever_waits_for_an_engine_that_stops_is_served_by_another() -> None:
+    """Each takes 75 seconds here, three looks that are not answered; to wait for one takes 600."""
+    statuses: Counter[int] = Counter()
+    for seed in range(SEEDS // 4):
+        town = Town(seed, Faults(stop=0.15), healthy=1)
+        simulate(town.play())
+        assert wrongs_of_town(town) == [], f"seed {seed}"
+        stayed = [turn for turn in town.turns if not turn.left]
+        statuses.update(turn.received.status for turn in stayed)
+        assert max(turn.seconds for turn in stayed if not turn.stream) < 250, f"seed {seed}"
+    assert statuses[200] >= 0.999 * statuses.total()
 
 
 def test_without_faults_everything_succeeds() -> None:

@@ -45,6 +45,12 @@ class Collector:
         self.bodies.append(request.body)
         return Taken()
 
+    def heard_at(self, origin: str) -> float:
+        return 0.0
+
+    def give_up(self, origin: str) -> int:
+        return 0
+
     def forget(self, origin: str) -> None:
         return None
 

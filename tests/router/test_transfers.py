@@ -9,7 +9,7 @@ import pytest
 
 from schedloom.router.upstream import ConnectFailed
 from tests.router.conftest import Bench, Make
-from tests.router.fakes import BROKEN, MODEL, Answer, FakeEngine, Seen, decoder, prefiller, transfer_parameters
+from tests.router.fakes import BROKEN, EVENTS, MODEL, Answer, FakeEngine, Seen, decoder, prefiller, transfer_parameters
 from tests.router.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio
@@ -157,6 +157,28 @@ async def test_a_prefill_that_fails_twice_stops_the_decoder(bench: Make) -> None
     received = await router.client.chat()
     assert (received.status, received.json["error"]["code"]) == (502, "prefill_failed")
     assert (len(pair.p.seen), len(pair.d.seen), pair.d.cancelled) == (2, 1, 1)
+
+
+async def test_a_client_does_not_wait_for_a_prefiller_that_hangs_but_its_decoder_does(bench: Make) -> None:
+    pair, goes_on = WritingPair(), asyncio.Event()
+    router = await pair.bench(bench, other := prefiller(1, kv_endpoints=ENDPOINTS[1:], **PUSH))
+    pair.p.script.insert(0, Answer(200, EVENTS, [goes_on, *Answer.stream("[DONE]").steps]))
+    sent = router.watched()
+    request = asyncio.create_task(router.client.chat())
+    while not pair.d.seen:
+        await asyncio.sleep(0)
+    (to_p,) = [one for one in sent if one.origin == pair.p.origin]
+    assert to_p.waits(has_begun=True) and not to_p.give_up() and not to_p.waits(has_begun=False)
+    while not other.seen:
+        await asyncio.sleep(0)
+    pair.written.set()
+    received = await request
+    assert (received.status, len(other.seen), len(pair.d.seen)) == (200, 1, 2)
+    assert (pair.d.cancelled, pair.p.cancelled, pair.p.open) == (1, 0, 1)
+    goes_on.set()
+    while pair.p.open:
+        await asyncio.sleep(0)
+    assert pair.p.cancelled == 0
 
 
 @pytest.mark.parametrize(("path", "marked"), [("/v1/chat/completions", False), ("/v1/completions", True)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from tests.router.client import Client
 from tests.router.fakes import EVENTS, JSON, contract
 from tests.router.simulation import HANDOFF, LEASE, WORDS, Turn
 
+HEALTH_INTERVAL = 20.0
+
 Work = Callable[["Exchange"], Awaitable[None]]
 
 
@@ -47,6 +50,7 @@ class Faults:
     hang: float = 0.0
     cut: float = 0.0
     restart: float = 0.0
+    stop: float = 0.0
 
     @classmethod
     def any(cls, random: random.Random) -> Faults:
@@ -61,6 +65,8 @@ class Ledger:
     prefills: dict[str, list[str]] = field(default_factory=dict)
     """The request ids of each client's request, one for each time that a Prefiller was asked."""
     computed: set[str] = field(default_factory=set)
+    hung: set[str] = field(default_factory=set)
+    """The request ids of those whose client did not wait any more for a Prefiller that hung."""
     dispatches: dict[str, int] = field(default_factory=dict)
     answers: Iterator[int] = field(default_factory=lambda: count(1))
 
@@ -118,6 +124,15 @@ class Exchange(UpstreamResponse):
         self._error = error
         self._news.set()
 
+    @property
+    def waits(self) -> bool:
+        return not self._closed and self.request.waits(bool(self._said))
+
+    def give_up(self) -> None:
+        Town.now.ledger.hung.add(self.request_id)
+        if self.request.give_up():
+            self.break_off(TimedOut("hangs"))
+
     async def head(self) -> Exchange:
         while not self.status:
             await self._wait(self.request.timeouts.first_byte)
@@ -147,7 +162,9 @@ class Exchange(UpstreamResponse):
             return
         self._closed = True
         loop = asyncio.get_running_loop()
-        if self._complete:
+        if isinstance(self._error, TimedOut):
+            self._work.cancel()
+        elif self._complete:
             if self._unread:
                 self._tell_late()
         elif self.request.on_late_answer is not None or self._said or not self.request.settle_seconds:
@@ -171,6 +188,7 @@ class Engine:
     leases: dict[str, float] = field(default_factory=dict)
     registered: dict[str, Engine] = field(default_factory=dict)
     waiting: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    stopped_until: float = -math.inf
     connector: ClassVar[str] = "NixlPushConnector"
 
     @property
@@ -198,7 +216,25 @@ class Engine:
         self.registered.clear()
         self.waiting.clear()
 
+    def stop(self) -> None:
+        self.stopped_until = asyncio.get_running_loop().time() + self.random.choice([5, 50, 200])
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stopped_until > asyncio.get_running_loop().time()
+
+    async def goes_on(self) -> None:
+        while self.is_stopped:
+            await asyncio.sleep(self.stopped_until - asyncio.get_running_loop().time())
+
     async def serve(self, exchange: Exchange) -> None:
+        if self.is_stopped and not exchange.prefills:
+            # It may register after the lease, or not at all.
+            self.ledger.excused.add(exchange.request_id)
+        await self.goes_on()
+        await self._serve(exchange)
+
+    async def _serve(self, exchange: Exchange) -> None:
         for fault, status in (("error", 500), ("full", 503), ("client_error", 400)):
             if self.happens(fault):
                 if (status == 500 or exchange.has_no_reader) and not exchange.prefills:
@@ -219,6 +255,7 @@ class Engine:
         await asyncio.sleep(self.random.choice([0.001, 0.05, 2]))
         if life != self.lives:
             return exchange.break_off(BrokenOff("restarted"))
+        await self.goes_on()
         if self.happens("hang"):
             return
         if self.happens("fail_late"):
@@ -234,6 +271,8 @@ class Engine:
 
     def _computed(self, request_id: str) -> None:
         self.ledger.computed.add(request_id)
+        if Town.now.decoders_are_down():
+            self.ledger.excused.add(request_id)
         reader = self.registered.pop(request_id, None)
         if reader is not None:
             return reader.written(request_id)
@@ -279,6 +318,7 @@ class Engine:
         return True
 
     async def _answer(self, exchange: Exchange) -> None:
+        await self.goes_on()
         number = next(self.ledger.answers)
         words = [f"{number}.{word} " for word in range(WORDS)]
         cut = self.random.randrange(WORDS) if self.happens("cut") else None
@@ -293,6 +333,7 @@ class Engine:
                 return exchange.break_off(BrokenOff("cut"))
             exchange.say(b"data: " + json.dumps({"choices": [{"index": 0, "text": word}]}).encode() + b"\n\n")
             await asyncio.sleep(0.01)
+            await self.goes_on()
         exchange.say(b"data: [DONE]\n\n")
         exchange.finish()
 
@@ -317,6 +358,7 @@ class LayerwiseEngine(Engine):
     async def _prefill(self, exchange: Exchange) -> None:
         life, reader = self.lives, Town.now.by_engine_id(exchange.body["kv_transfer_params"]["remote_engine_id"])
         await asyncio.sleep(self.random.choice([0.001, 0.05, 2]))
+        await self.goes_on()
         if life != self.lives or self.happens("fail_late"):
             return exchange.break_off(BrokenOff("half way"))
         self.ledger.computed.add(exchange.request_id)
@@ -335,6 +377,16 @@ class Wire:
     def __init__(self, engines: list[Engine], ledger: Ledger) -> None:
         self.engines = {engine.origin: engine for engine in engines}
         self.ledger = ledger
+        self.open: set[Exchange] = set()
+
+    def heard_at(self, origin: str) -> float:
+        return 0.0
+
+    def give_up(self, origin: str) -> int:
+        waiting = [one for one in self.open if one.request.origin == origin and one.waits]
+        for exchange in waiting:
+            exchange.give_up()
+        return len(waiting)
 
     def forget(self, origin: str) -> None:
         return None
@@ -345,6 +397,7 @@ class Wire:
     async def send(self, request: UpstreamRequest) -> Any:
         engine = self.engines[request.origin]
         if request.path == CONTRACT_PATH:
+            await self._look_at(engine, request)
             return _Page(engine.contract.model_dump_json().encode())
         exchange = Exchange(request, engine.random)
         self._count(exchange)
@@ -356,6 +409,8 @@ class Wire:
                 exchange.close()
             raise
         exchange.start(engine.serve)
+        self.open.add(exchange)
+        exchange._work.add_done_callback(lambda _: self.open.discard(exchange))
         try:
             return await exchange.head()
         except BaseException:
@@ -364,6 +419,11 @@ class Wire:
                 self.ledger.excused.add(exchange.request_id)
             exchange.close()
             raise
+
+    async def _look_at(self, engine: Engine, request: UpstreamRequest) -> None:
+        if engine.is_stopped:
+            await asyncio.sleep(request.timeouts.first_byte)
+            raise TimedOut(request.origin)
 
     def _count(self, exchange: Exchange) -> None:
         prefills = bool(exchange.body["kv_transfer_params"]["do_remote_decode"])
@@ -384,6 +444,8 @@ class Wire:
         await asyncio.sleep(delay)
         if engine.happens("restart"):
             engine.restart()
+        if engine.faults.stop and not engine.is_stopped and engine.happens("stop"):
+            engine.stop()
         if engine.happens("refuse"):
             raise ConnectFailed(request.origin)
 
@@ -425,6 +487,12 @@ class Town:
     def by_engine_id(self, engine_id: str) -> Engine | None:
         return next((engine for engine in self.engines if engine.engine_id == engine_id), None)
 
+    def decoders_are_down(self) -> bool:
+        """Whether the router may have nobody to hand over to: it sees late who goes on."""
+        now = asyncio.get_running_loop().time()
+        decoders = [engine for engine in self.engines if engine.role is Role.CONSUMER]
+        return all(engine.stopped_until + 2 * HEALTH_INTERVAL > now for engine in decoders)
+
     async def play(self, clients: int = 4, turns: int = 3) -> None:
         settings = router_settings(
             {
@@ -432,7 +500,7 @@ class Town:
                 "handoff_timeout_seconds": HANDOFF,
                 "request_timeout_seconds": 3000,
                 "first_byte_timeout_seconds": 300,
-                "health_interval_seconds": 60,
+                "health_interval_seconds": HEALTH_INTERVAL,
                 "callback_url": "http://router:1",
             }
         )

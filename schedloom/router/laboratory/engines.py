@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,8 @@ from schedloom.router.upstream import BrokenOff, ConnectFailed, TimedOut, TooLat
 LEASE = 12.0
 WORDS = 4
 MODEL = "fake-model"
+HEALTH_INTERVAL = 20.0
+"""Seconds between two looks of the router at an engine."""
 
 
 @dataclass
@@ -39,6 +42,8 @@ class Faults:
     evict: float = 0.0
     slow: float = 0.0
     hand_back: float = 0.0
+    stop: float = 0.0
+    """As a process at SIGSTOP: nothing comes from it, not even how it is, until it goes on."""
 
     @classmethod
     def any(cls, random: random.Random) -> Faults:
@@ -57,6 +62,7 @@ class SimulatedEngine:
     leases: dict[str, float] = field(default_factory=dict)
     holds: set[str] = field(default_factory=set)
     recomputes: bool = False
+    stopped_until: float = -math.inf
     passive: bool = False
     """It has ``append_prefill``, switched off."""
 
@@ -93,8 +99,41 @@ class Ledger:
     answers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
+class Patients:
+    """Requests at engines that are stopped."""
+
+    def __init__(self) -> None:
+        self._given_up: dict[UpstreamRequest, tuple[bool, asyncio.Future[None]]] = {}
+
+    async def wait(self, engine: SimulatedEngine, request: UpstreamRequest, seconds: float, has_begun: bool) -> None:
+        """Until ``engine`` goes on. Raises TimedOut after so many ``seconds``, or when ``request`` is given up."""
+        loop = asyncio.get_running_loop()
+        given_up = loop.create_future()
+        end = loop.time() + seconds
+        while (now := loop.time()) < engine.stopped_until:
+            self._given_up[request] = has_begun, given_up
+            try:
+                await asyncio.wait({given_up}, timeout=min(end, engine.stopped_until) - now)
+            finally:
+                del self._given_up[request]
+            if given_up.done() or loop.time() >= end:
+                raise TimedOut(f"{request.origin} hangs")
+
+    def give_up(self, origin: str) -> int:
+        ends = [
+            (request, given_up)
+            for request, (has_begun, given_up) in self._given_up.items()
+            if request.origin == origin and request.waits(has_begun)
+        ]
+        for request, given_up in ends:
+            if request.give_up() and not given_up.done():
+                given_up.set_result(None)
+        return len(ends)
+
+
 class SimulatedResponse(UpstreamResponse):
     on_late_answer: Callable[[int, bytes], None] | None = None
+    awake: Callable[[bool], Awaitable[None]] | None = None
 
     def __init__(self, steps: list[bytes | Exception], kind: bytes, status: int, wait: float) -> None:
         self.status = status
@@ -105,6 +144,8 @@ class SimulatedResponse(UpstreamResponse):
 
     async def read(self) -> bytes:
         await asyncio.sleep(self._wait)
+        if self.awake is not None:
+            await self.awake(any(self._said))
         step = self._steps.pop(0) if self._steps else b""
         self._said.append(step)
         if isinstance(step, TimedOut):
@@ -128,6 +169,13 @@ class SimulatedUpstream:
         self.engines = {engine.origin: engine for engine in engines}
         self.ledger = ledger
         self.ownership: Ownership | None = None
+        self._patients = Patients()
+
+    def heard_at(self, origin: str) -> float:
+        return 0.0
+
+    def give_up(self, origin: str) -> int:
+        return self._patients.give_up(origin)
 
     def forget(self, origin: str) -> None:
         return None
@@ -138,6 +186,7 @@ class SimulatedUpstream:
     async def send(self, request: UpstreamRequest) -> SimulatedResponse:
         engine = self.engines[request.origin]
         if request.path == CONTRACT_PATH:
+            await self._patients.wait(engine, request, request.timeouts.first_byte, has_begun=False)
             return _whole(engine.contract.model_dump(mode="json"))
         body = json.loads(request.body)
         if body["model"] != MODEL:
@@ -149,11 +198,16 @@ class SimulatedUpstream:
         try:
             await self._reach(engine, request)
         except asyncio.CancelledError:
-            if request.settle_seconds:
+            if engine.stopped_until > self._now():
+                self._excuse(request)
+            elif request.settle_seconds:
                 self._take_over(body)
             raise
         response = await self._answer(engine, request, body)
         response.on_late_answer = request.on_late_answer
+        if engine.faults.stop:
+            silence = request.timeouts.silence
+            response.awake = lambda has_begun: self._patients.wait(engine, request, silence, has_begun)
         return response
 
     def _declined(self, body: Any) -> SimulatedResponse:
@@ -171,9 +225,30 @@ class SimulatedUpstream:
         await asyncio.sleep(delay)
         if engine.happens("restart"):
             engine.restart()
+        await self._perhaps_stopped(engine, request)
         if engine.happens("refuse"):
             self._excuse(request)
             raise ConnectFailed(request.origin)
+
+    async def _perhaps_stopped(self, engine: SimulatedEngine, request: UpstreamRequest) -> None:
+        if engine.faults.stop and engine.stopped_until < self._now() and engine.happens("stop"):
+            engine.stopped_until = self._now() + engine.random.choice([5, 50, 200, 2000])
+        was_stopped = engine.stopped_until > self._now()
+        try:
+            await self._patients.wait(engine, request, request.timeouts.first_byte, has_begun=False)
+        except TimedOut:
+            self._excuse(request)
+            raise
+        if was_stopped and self._is_too_late(request):
+            self._excuse(request)
+            raise BrokenOff(f"{request.origin} went on after the lease of the KV that it was handed")
+
+    def _is_too_late(self, request: UpstreamRequest) -> bool:
+        parameters = json.loads(request.body).get("kv_transfer_params") or {}
+        if not parameters.get("remote_block_ids"):
+            return False
+        source, _ = self._source(parameters)
+        return source.leases.get(parameters["remote_request_id"], 0.0) < self._now()
 
     def _excuse(self, request: UpstreamRequest) -> None:
         """A Prefiller whose Decoder cannot be reached keeps its KV to the end of the lease."""
@@ -207,9 +282,16 @@ class SimulatedUpstream:
     def _prefill(self, engine: SimulatedEngine, request_id: str, tokens: list[int]) -> SimulatedResponse:
         if engine.happens("no_parameters"):
             return _whole({"kv_transfer_params": None})
-        engine.leases[request_id] = self._now() + LEASE
+        end = engine.leases[request_id] = self._now() + LEASE
+        if self._decoders_are_down():
+            asyncio.get_running_loop().call_at(end, engine.leases.pop, request_id, None)
         source = {"remote_engine_id": f"{engine.origin}#{engine.lives}", "remote_request_id": request_id}
         return _whole({"kv_transfer_params": source | {"remote_block_ids": [tokens]}})
+
+    def _decoders_are_down(self) -> bool:
+        """Whether the router may have nobody to hand over to: it sees late who goes on."""
+        decoders = [engine for engine in self.engines.values() if engine.role is not Role.PRODUCER]
+        return all(engine.stopped_until + 2 * HEALTH_INTERVAL > self._now() for engine in decoders)
 
     def _take_over(self, body: Any) -> None:
         """A Decoder that has read a hand-over, whatever becomes of it, lets the Prefiller go."""

@@ -10,7 +10,7 @@ from schedloom.router.laboratory.engines import SimulatedEngine, SimulatedRespon
 from schedloom.router.laboratory.town import Town
 from schedloom.router.upstream import UpstreamRequest, lines_of
 
-SLOW_FAULTS = ("hang", "slow")
+SLOW_FAULTS = ("hang", "slow", "stop")
 """They are timeouts: on a real clock they would be waited for."""
 
 

@@ -13,7 +13,15 @@ from schedloom.core.wire import Role
 from schedloom.router.app import RouterApp
 from schedloom.router.laboratory import GUESSING_POLICY, OWNER_POLICY
 from schedloom.router.laboratory.client import Client, Received
-from schedloom.router.laboratory.engines import LEASE, MODEL, Faults, Ledger, SimulatedEngine, SimulatedUpstream
+from schedloom.router.laboratory.engines import (
+    HEALTH_INTERVAL,
+    LEASE,
+    MODEL,
+    Faults,
+    Ledger,
+    SimulatedEngine,
+    SimulatedUpstream,
+)
 from schedloom.router.laboratory.ownership import Ownership
 from schedloom.router.settings import RouterSettings, router_settings
 from schedloom.router.upstream import Upstream
@@ -34,6 +42,7 @@ class Turn:
     stream: bool
     left: bool
     received: Received
+    seconds: float = 0.0
 
 
 class Town:
@@ -86,7 +95,7 @@ class Town:
                 "policies": self.policies,
                 "handoff_timeout_seconds": HANDOFF,
                 "request_timeout_seconds": 2000,
-                "health_interval_seconds": 60,
+                "health_interval_seconds": HEALTH_INTERVAL,
                 "max_continuations": CONTINUATIONS,
             }
         )
@@ -128,5 +137,7 @@ class Town:
         if left:
             loop = asyncio.get_running_loop()
             loop.call_later(self.random.choice([0, 0.001, 0.005, 0.02, 0.1, 7]), client.leave.set)
+        asked_at = asyncio.get_running_loop().time()
         received = await client.post("/v1/completions", body, headers)
-        self.turns.append(Turn(label, session, stream, left and client.leave.is_set(), received))
+        seconds = asyncio.get_running_loop().time() - asked_at
+        self.turns.append(Turn(label, session, stream, left and client.leave.is_set(), received, seconds))

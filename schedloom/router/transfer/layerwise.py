@@ -7,7 +7,6 @@ router gave it for this one request, for a prefill that writes to it layer by la
 from __future__ import annotations
 
 import asyncio
-import functools
 from typing import Any
 
 from schedloom.router.dispatch import Dispatcher
@@ -17,6 +16,7 @@ from schedloom.router.transfer.background import Background, stopped
 from schedloom.router.transfer.callbacks import Callbacks, Parameters
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.terms import Terms
+from schedloom.router.transfer.waiting import Wait
 from schedloom.router.upstream import TooLate
 from schedloom.router.worker import Target
 
@@ -38,16 +38,19 @@ class LayerwiseTransfer:
             dispatch.timeouts = self._dispatcher.for_one_that_waits
             generate = self._dispatcher.generate(call, passage.reply, dispatch, passage.decision)
             decode = self._background.keep(generate)
-            prefill = self._background.keep(self._prefill(passage, target, expected.parameters))
-            return await self._both(prefill, decode, passage)
+            wait = Wait()
+            prefill = self._background.keep(self._prefill(passage, target, expected.parameters, wait))
+            return await self._both(prefill, decode, passage, wait)
 
-    async def _both(self, prefill: asyncio.Task[None], decode: asyncio.Task[Outcome], passage: Passage) -> Outcome:
+    async def _both(
+        self, prefill: asyncio.Task[None], decode: asyncio.Task[Outcome], passage: Passage, wait: Wait
+    ) -> Outcome:
         had_begun = passage.reply.started
         try:
-            await asyncio.wait({prefill, decode}, return_when=asyncio.FIRST_COMPLETED)
-            if not decode.done() and prefill.exception() is not None and passage.reply.started == had_begun:
+            failure = await wait.failure(prefill, decode)
+            if failure is not None and passage.reply.started == had_begun:
                 passage.reply.owner = None
-                await prefill
+                raise failure
             return await decode
         except (Failure, TooLate):
             await stopped(decode)
@@ -56,21 +59,22 @@ class LayerwiseTransfer:
         finally:
             decode.cancel()
 
-    async def _prefill(self, passage: Passage, target: Target, asked: asyncio.Future[Parameters]) -> None:
+    async def _prefill(self, passage: Passage, target: Target, asked: asyncio.Future[Parameters], wait: Wait) -> None:
         """Once more, perhaps elsewhere, when it fails: any Prefiller can write to the Decoder that waits."""
         body = passage.call.prefill.body.for_prefiller(self._terms.checked(await asked, target))
-        send = functools.partial(self._send, passage, body)
+        source = passage.choose_prefiller()
         try:
-            return await send()
+            return await self._send(passage, source, body, wait)
         except Failure as failure:
             if not failure.may_pass or not passage.repeats():
                 raise
             passage.effort.failed(failure)
-        await send()
+        await self._send(passage, passage.choose_prefiller(last=source), body, wait)
 
-    async def _send(self, passage: Passage, body: bytes) -> None:
+    async def _send(self, passage: Passage, source: Target, body: bytes, wait: Wait) -> None:
         call = passage.call.prefill
-        dispatch = self._dispatcher.dispatch(call, passage.choose_prefiller(), passage.request_id, body)
+        dispatch = self._dispatcher.dispatch(call, source, passage.request_id, body)
+        dispatch.on_given_up = lambda: passage.may_repeat_elsewhere(source) or wait.end(source.worker)
         await self._dispatcher.prefill(call, dispatch, bytes)
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from schedloom.router.call import Call
 from schedloom.router.effort import Effort
+from schedloom.router.failures import Failure
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
 from schedloom.router.selection import Selection
@@ -30,9 +31,14 @@ class Passage:
     decoder: Target | None = None
     may_repeat: bool = True
 
-    def choose_prefiller(self) -> Target:
-        """Raises Failure (503) when there is none."""
-        source = self.selection.prefiller(self.call.prefill, self.effort.doubts)
+    def choose_prefiller(self, last: Target | None = None) -> Target:
+        """Where there is none it is ``last`` again; without that, raises Failure (503)."""
+        try:
+            source = self.selection.prefiller(self.call.prefill, self.effort.doubts)
+        except Failure:
+            if last is None:
+                raise
+            source = last
         self.effort.asks(source.worker, prefills=True)
         return source
 
@@ -43,6 +49,10 @@ class Passage:
             target = self.selection.decoder(self.call, self.effort.doubts)
         self.effort.asks(target.worker)
         return target
+
+    def may_repeat_elsewhere(self, source: Target) -> bool:
+        """Whether a prefill may be made again, and by others than ``source``."""
+        return self.may_repeat and self.effort.left > 0 and self.selection.has_other_prefillers(source)
 
     def repeats(self) -> bool:
         """Whether a prefill that failed may be made again, which is then to be done."""

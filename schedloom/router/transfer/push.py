@@ -3,7 +3,8 @@
 What vLLM 0.32 does decides the order of things here. A Decoder whose request ends while it waits keeps its blocks until
 that very Prefiller has written them, and a Prefiller whose Decoder never registered keeps its own to the end of the
 lease. So a Decoder is asked when the Prefiller has accepted the prompt, and not before; from then on the prefill is
-finished, whoever leaves, and made once more where it failed.
+finished, whoever leaves, and made once more where it failed. Where the Prefiller hangs it is still waited for, but not
+by the client.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from schedloom.router.relay import Outcome
 from schedloom.router.sse import is_end, tells_an_error
 from schedloom.router.transfer.background import Background, stopped
 from schedloom.router.transfer.protocol import Passage
+from schedloom.router.transfer.waiting import Wait
 from schedloom.router.upstream import TooLate
 from schedloom.router.worker import Target
 
@@ -36,15 +38,15 @@ class PushTransfer:
 
     async def serve(self, passage: Passage) -> Outcome:
         source = passage.choose_prefiller()
-        accepted = asyncio.Event()
-        prefill = self._background.keep(self._prefill_surely(passage, source, accepted))
+        accepted, wait = asyncio.Event(), Wait()
+        prefill = self._background.keep(self._prefill_surely(passage, source, accepted, wait))
         try:
             await _until(accepted, prefill)
             dispatch = self._to_decoder(passage, source)
         except BaseException:
             prefill.cancel()
             raise
-        return await self._both(prefill, dispatch, passage, source)
+        return await self._both(prefill, dispatch, passage, source, wait)
 
     def _to_decoder(self, passage: Passage, source: Target) -> Dispatch:
         call, target = passage.call, passage.choose_decoder()
@@ -54,16 +56,18 @@ class PushTransfer:
         dispatch.settle_seconds = self._dispatcher.patience
         return dispatch
 
-    async def _both(self, prefill: asyncio.Task[None], dispatch: Dispatch, passage: Passage, source: Target) -> Outcome:
+    async def _both(
+        self, prefill: asyncio.Task[None], dispatch: Dispatch, passage: Passage, source: Target, wait: Wait
+    ) -> Outcome:
         reply, had_begun = passage.reply, passage.reply.started
         generate = self._dispatcher.generate(passage.call, reply, dispatch, passage.decision)
         decode = self._background.keep(generate)
         try:
-            await asyncio.wait({prefill, decode}, return_when=asyncio.FIRST_COMPLETED)
-            if not decode.done() and prefill.exception() is not None and reply.started == had_begun:
+            failure = await wait.failure(prefill, decode)
+            if failure is not None and reply.started == had_begun:
                 dispatch.abandon()
                 reply.owner = None
-                await prefill
+                raise failure
             return await decode
         except (Failure, TooLate, asyncio.CancelledError) as error:
             if was_refused(dispatch, _error_of(decode)):
@@ -83,22 +87,23 @@ class PushTransfer:
         elif prefill.exception() is None:
             self._background.start(self._take_over(passage, where_to_register(source, passage.request_id)))
 
-    async def _prefill_surely(self, passage: Passage, source: Target, accepted: asyncio.Event) -> None:
+    async def _prefill_surely(self, passage: Passage, source: Target, accepted: asyncio.Event, wait: Wait) -> None:
         """Once more on the same Prefiller when it fails after it had accepted: a Decoder may wait for it."""
         try:
-            return await self._prefill(passage, source, accepted.set)
+            return await self._prefill(passage, source, accepted, wait)
         except Failure:
             if not accepted.is_set() or not passage.repeats():
                 raise
         passage.effort.asks(source.worker, prefills=True)
-        await self._prefill(passage, source)
+        await self._prefill(passage, source, accepted, wait)
 
-    async def _prefill(self, passage: Passage, source: Target, on_accepted: Callable[[], None] | None = None) -> None:
+    async def _prefill(self, passage: Passage, source: Target, accepted: asyncio.Event, wait: Wait) -> None:
         release = functools.partial(self._release, passage, where_to_register(source, passage.request_id))
         call = passage.call.prefill
         dispatch = self._dispatcher.dispatch(call, source, passage.request_id, call.body.for_prefiller(stream=True))
         dispatch.timeouts = self._dispatcher.for_one_that_waits
-        dispatch.on_accepted, dispatch.on_late_answer = on_accepted, release
+        dispatch.on_accepted, dispatch.on_late_answer = accepted.set, release
+        dispatch.on_given_up = lambda: not accepted.is_set() or wait.end(source.worker)
         await self._dispatcher.prefill(call, dispatch, bytes)
 
     def _release(self, passage: Passage, where: dict[str, Any], status: int, body: bytes) -> None:
