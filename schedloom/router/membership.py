@@ -110,8 +110,8 @@ class Membership:
             await self.look_at_all()
 
     async def look_at_all(self) -> None:
-        """Bring every worker up to date."""
-        await asyncio.gather(*map(self._look_at, self._fleet.workers))
+        """Bring every worker up to date. Whoever is forgotten meanwhile is looked at no longer."""
+        await asyncio.wait([*map(self.look_soon, self._fleet.workers)])
 
     async def _look_at(self, worker: Worker) -> None:
         """Whatever an engine says, the others are looked at."""

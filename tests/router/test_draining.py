@@ -317,6 +317,26 @@ async def test_an_engine_that_is_named_again_has_nothing_of_its_former_self(benc
     await until(lambda: list(router.states) == ["engine-0", "engine-3"])
 
 
+async def test_an_engine_that_is_gone_is_looked_at_no_longer(bench: Make) -> None:
+    class Silent(FakeEngine):
+        is_silent = False
+
+        async def answer(self, seen: Seen) -> Answer:
+            if self.is_silent:
+                await asyncio.Event().wait()
+            return await super().answer(seen)
+
+    p, d, silent = prefiller(), decoder(0), Silent("http://d1:1", contract(Role.CONSUMER))
+    router = await bench(p, d, silent, health_interval_seconds=1000)
+    silent.is_silent = True
+    looking = asyncio.create_task(router.app.membership.look_at_all())
+    await asyncio.sleep(LOOK_SECONDS)
+    router.renew(p, d)
+    await until(lambda: "engine-2" not in router.states)
+    await asyncio.wait_for(looking, 5)
+    assert router.app.membership._looks == {}
+
+
 async def test_nothing_is_kept_of_what_an_engine_that_is_gone_told(bench: Make) -> None:
     p, other, d = prefiller(0), prefiller(1), decoder()
     p.contract = contract(Role.PRODUCER, kv_endpoints=[])
