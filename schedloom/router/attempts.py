@@ -166,6 +166,7 @@ class Attempts:
         request_id = new_request_id()
         reply.decision, reply.request_id, reply.owner = decision, request_id, None
         passage = Passage(call, reply, decision, request_id, self._selection, effort, target)
+        passage.on_repeat = self._budget.owe
         return self._transfers[self._fleet.mode].serve(passage)
 
     def need(self, worker: Worker) -> bool:

@@ -96,11 +96,20 @@ class RetryBudget:
         """Whether one more second try is within the budget; if so it is spent."""
         self._turn()
         self._save()
-        if sum(self._retries) >= max(self._least, self._share * sum(self._requests)) and self._saved < 1:
+        if sum(self._retries) + 1 > max(self._least, self._share * sum(self._requests)) and self._saved < 1:
             return False
+        self._spend()
+        return True
+
+    def owe(self) -> None:
+        """Work was done again that could not wait for the budget: later second tries pay for it."""
+        self._turn()
+        self._save()
+        self._spend()
+
+    def _spend(self) -> None:
         self._retries[0] += 1
         self._saved = max(-float(self._least), self._saved - 1)
-        return True
 
     def _save(self) -> None:
         """Of the requests since it was last done."""

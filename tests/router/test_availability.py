@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,6 +128,15 @@ class Town:
         return Engine(f"http://{name}:1", said, mode=self.mode, town=self)
 
     async def statuses(self, troubled: Iterable[Engine], trouble: Trouble) -> list[int]:
+        async with self.running():
+            await self._ask(WARM_UP)
+            self.began = asyncio.get_running_loop().time()
+            for engine in troubled:
+                engine.trouble = trouble
+            return await self._ask(REQUESTS)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
         engines = [*self.prefillers, *self.decoders]
         settings = settings_for(engines, callback_url="http://router:1")
         loop = asyncio.get_running_loop()
@@ -134,11 +144,7 @@ class Town:
         self.client = Client(self.app)
         await self.app.start()
         try:
-            await self._ask(WARM_UP)
-            self.began = loop.time()
-            for engine in troubled:
-                engine.trouble = trouble
-            return await self._ask(REQUESTS)
+            yield
         finally:
             await self.app.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +20,7 @@ class Passage:
     """One pass of a call through a Prefiller and a Decoder, both told the same ``request_id``; a part of ``effort``.
 
     Both are chosen as late as a way allows, by what is known then. Where ``may_repeat``, a prefill that fails may be
-    made once more.
+    made once more, which ``on_repeat`` is told.
     """
 
     call: Call
@@ -30,6 +31,7 @@ class Passage:
     effort: Effort
     decoder: Target | None = None
     may_repeat: bool = True
+    on_repeat: Callable[[], None] | None = None
 
     def choose_prefiller(self, last: Target | None = None) -> Target:
         """Where there is none it is ``last`` again; without that, raises Failure (503)."""
@@ -59,6 +61,8 @@ class Passage:
         if not self.may_repeat or self.effort.left < 1:
             return False
         self.may_repeat = False
+        if self.on_repeat is not None:
+            self.on_repeat()
         return True
 
 
