@@ -30,7 +30,7 @@ class Breaker:
         self.is_clean = True
         self._clock = clock
         self._debt = 0
-        self._openings = 0
+        self._pause = BASE_SECONDS
         self._open_until = 0.0
         self._probing = False
 
@@ -47,7 +47,7 @@ class Breaker:
         if success:
             self._debt = 0 if self.is_open else max(0, self._debt - 1)
             self.is_open, self.is_clean = False, self._debt == 0
-            self._openings = 0 if self.is_clean else self._openings
+            self._pause = BASE_SECONDS if self.is_clean else self._pause
         elif success is False:
             self.is_clean = False
             self._debt += SUCCESSES_FOR_A_FAILURE
@@ -57,8 +57,8 @@ class Breaker:
     def _open(self) -> None:
         self.is_open = True
         self.opened_at = self._clock()
-        self._open_until = self.opened_at + min(BASE_SECONDS * 2**self._openings, LONGEST_SECONDS)
-        self._openings += 1
+        self._open_until = self.opened_at + self._pause
+        self._pause = min(2 * self._pause, LONGEST_SECONDS)
 
 
 class RetryBudget:

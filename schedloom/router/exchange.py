@@ -167,6 +167,8 @@ class ClientExchange:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if self._head:
             data, self._head = (self._head if self._silent else self._head + data), b""
+        elif self._silent:
+            return connection.writable
         connection.write(data)
         return connection.writable
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from schedloom.router import endpoint
 from schedloom.router.app import RouterApp
 from schedloom.router.sessions import MemorySessions
 from schedloom.router.settings import RouterSettings, WorkerSettings, router_settings
@@ -18,6 +20,27 @@ from tests.router.fakes import FakeEngine, FakeResponse, FakeUpstream
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     """The loop that the router runs on, whose transports refuse what asyncio's let pass."""
     return ("asyncio", {"use_uvloop": True})
+
+
+class _Unforeseen(logging.Handler):
+    """What the router says of requests that it failed itself."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(self.format(record))
+
+
+@pytest.fixture(autouse=True)
+def nothing_unforeseen(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No request ends in an error that nobody foresaw, whatever else a test looks at."""
+    told, handler = logging.getLogger(endpoint.__name__), _Unforeseen()
+    told.addHandler(handler)
+    yield
+    told.removeHandler(handler)
+    assert not handler.said or request.node.get_closest_marker("unforeseen"), handler.said[0]
 
 
 class Bench:

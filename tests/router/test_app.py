@@ -153,6 +153,7 @@ async def test_what_is_not_listed_does_not_exist(bench: Make, path: str) -> None
     assert p.seen == d.seen == []
 
 
+@pytest.mark.unforeseen
 async def test_what_went_wrong_within_is_for_the_log_only(
     bench: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

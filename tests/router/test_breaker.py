@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from schedloom.core.wire import Role
-from schedloom.router.breaker import BASE_SECONDS, CONSECUTIVE_FAILURES, Breaker, RetryBudget
+from schedloom.router.breaker import BASE_SECONDS, CONSECUTIVE_FAILURES, LONGEST_SECONDS, Breaker, RetryBudget
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet
 from schedloom.router.settings import WorkerSettings
@@ -38,6 +38,21 @@ def test_it_opens_after_failures_in_a_row() -> None:
     assert breaker.allows
     end(breaker, False)
     assert not breaker.allows
+
+
+def test_it_opens_however_often_it_has() -> None:
+    """The last of its kind is never left out, and may fail for days."""
+    clock = Clock()
+    breaker = Breaker(clock)
+    fail(breaker, 2000)
+    clock.now += LONGEST_SECONDS - 1
+    assert not breaker.allows
+    clock.now += 1
+    assert breaker.allows
+    end(breaker, True)
+    fail(breaker)
+    clock.now += BASE_SECONDS
+    assert breaker.allows
 
 
 def test_it_opens_for_one_that_flaps_and_for_none_that_fails_now_and_then() -> None:

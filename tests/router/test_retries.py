@@ -178,7 +178,7 @@ async def test_second_tries_do_not_become_a_storm(bench: Make, failing: list[int
     for _ in range(1000):
         assert (await router.client.chat(n=2 if whole else 1)).status == status
     for pool in pools:
-        assert sum(len(engine.seen) for engine in pool) <= 1200
+        assert sum(len(engine.seen) for engine in pool) <= 1000 + 200 + 3, "a fifth, and three while that is less"
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)

@@ -76,6 +76,18 @@ async def test_an_answer_to_head_has_no_body() -> None:
     assert b"content-length: 9\r\n" in said and said.endswith(b"\r\n\r\n")
 
 
+async def test_an_answer_to_head_that_comes_in_pieces_has_no_body_either() -> None:
+    async def in_pieces(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"one", b"two", b""):
+            await send({"type": "http.response.body", "body": piece, "more_body": bool(piece)})
+
+    async with connected(in_pieces) as (reader, writer):
+        writer.write(b"HEAD /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        said = await asyncio.wait_for(reader.read(), 5)
+    assert said.endswith(b"\r\n\r\n") and said.count(b"\r\n\r\n") == 1
+
+
 @pytest.mark.parametrize("target", [b"http://elsewhere:1/a%20b?c=d", b"/a%20b?c=d"])
 async def test_targets_are_read_in_both_forms(target: bytes) -> None:
     said = await asked(b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
