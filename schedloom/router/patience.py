@@ -39,9 +39,6 @@ class PatientSessions:
     async def bind(self, key: SessionKey, owner: SessionOwner) -> None:
         await self._tried(lambda: self._store.bind(key, owner))
 
-    async def release(self, key: SessionKey) -> None:
-        await self._tried(lambda: self._store.release(key))
-
     async def close(self) -> None:
         await self._store.close()
 

@@ -45,9 +45,6 @@ class RedisSessions:
             value = orjson.dumps([engine, owner.epoch, owner.rank])
             await self._client.set(_name(key), value, px=self._idle_milliseconds)
 
-    async def release(self, key: SessionKey) -> None:
-        await self._client.delete(_name(key))
-
     async def close(self) -> None:
         await self._client.aclose()
 

@@ -29,7 +29,6 @@ class SessionStore(Protocol):
 
     async def owner(self, key: SessionKey) -> SessionOwner | None: ...
     async def bind(self, key: SessionKey, owner: SessionOwner) -> None: ...
-    async def release(self, key: SessionKey) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -84,9 +83,6 @@ class MemorySessions:
         self._drop_idle(now - self._idle_seconds)
         while len(self._entries) > self._capacity:
             self._entries.popitem(last=False)
-
-    async def release(self, key: SessionKey) -> None:
-        self._entries.pop(key, None)
 
     async def close(self) -> None:
         return None

@@ -69,13 +69,6 @@ class SharedSessions:
     async def bind(self, key: SessionKey, owner: SessionOwner) -> None:
         self.keep(key, owner)
 
-    async def release(self, key: SessionKey) -> None:
-        digest = key.digest()
-        bucket = self._bucket_of(digest)
-        way = self._way_of(digest, bucket)
-        if way is not None:
-            self._write(bucket, way, bytes(_DIGEST_BYTES), b"", 0.0)
-
     async def close(self) -> None:
         self._memory.close()
 
