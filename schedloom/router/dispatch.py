@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 from schedloom.core.continuation import CONTINUABLE_KEY
 from schedloom.core.routing import Leg
 from schedloom.router.call import Call
-from schedloom.router.failures import KEY_REFUSED, Failure
+from schedloom.router.failures import Failure
 from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, session_value
+from schedloom.router.keys import KEY_REFUSED, about_refused_key, engine_authorization
 from schedloom.router.learning import Lessons
 from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome, failure_of, relay
@@ -118,7 +119,7 @@ class Dispatcher:
         self._handoff_seconds = settings.handoff_timeout_seconds
         self._settle_seconds = settings.handoff_settle_seconds
         self._forwards_authorization = settings.forward_authorization
-        self._engine_authorization = _bearer(settings)
+        self._engine_authorization = engine_authorization(settings)
 
     async def prefill(self, call: Call, dispatch: Dispatch, read: Callable[[bytes], _Read]) -> _Read:
         """What ``read`` finds in a Prefiller's whole answer, streamed or not. Raises Failure with the Prefiller's own
@@ -236,11 +237,7 @@ class Dispatcher:
         """Once for each life of an engine."""
         if target.worker.refused_in != target.owner.epoch:
             target.worker.refused_in = target.owner.epoch
-            shown = "the router's key" if self._engine_authorization else "requests without a key"
-            log.warning(
-                "%s refuses %s (status %d): set engine_api_key to the key that it was started with",
-                *(target.name, shown, status),
-            )
+            log.warning(about_refused_key(target.name, self._engine_authorization, status))
 
     def _unreachable(self, dispatch: Dispatch, kind: str, error: UpstreamError) -> Failure:
         worker = dispatch.target.worker
@@ -276,8 +273,3 @@ def _member_near_the_end(body: bytes) -> dict[str, Any]:
     value, found, others = rest.rpartition(b"},")
     plain = found and others.endswith(b"}") and others.count(b"}") == 1 and not others.count(b"]")
     return parsed(value + b"}") if plain else {}
-
-
-def _bearer(settings: RouterSettings) -> bytes | None:
-    key = settings.engine_api_key
-    return b"Bearer " + key.get_secret_value().encode() if key else None

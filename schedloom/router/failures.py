@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-KEY_REFUSED = (401, 403)
-"""How an engine refuses a key, or that there is none."""
-
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -10,15 +10,14 @@ from pydantic import ValidationError
 from schedloom.core.errors import ConfigurationError, explain
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
 from schedloom.router.checks import KINDS, complaint, unnamed
-from schedloom.router.failures import KEY_REFUSED
 from schedloom.router.fleet import Fleet
+from schedloom.router.keys import KEY_REFUSED, about_refused_key, engine_authorization
 from schedloom.router.logs import common
 from schedloom.router.settings import RouterSettings
 from schedloom.router.silence import Silences
 from schedloom.router.transfer.background import stopped
 from schedloom.router.upstream import (
     ConnectFailed,
-    Header,
     TimedOut,
     Timeouts,
     Unanswered,
@@ -200,29 +199,16 @@ class Membership:
         return declared.model_copy(update={"epoch": f"{declared.epoch}-{worker.lives}"})
 
     async def _get(self, worker: Worker, path: str) -> tuple[int, bytes]:
-        timeout = self._settings.health_timeout_seconds
-        request = UpstreamRequest(
-            worker.origin,
-            "GET",
-            path,
-            (lines_of(self._authorization()),),
-            timeouts=Timeouts(timeout, timeout),
-        )
+        timeout, shown = self._settings.health_timeout_seconds, engine_authorization(self._settings)
+        lines = () if shown is None else (lines_of([(b"authorization", shown)]),)
+        request = UpstreamRequest(worker.origin, "GET", path, lines, timeouts=Timeouts(timeout, timeout))
         response = await self._upstream.send(request)
         try:
             if response.status in KEY_REFUSED:
-                raise UpstreamError(_key_refused(worker, path, response.status))
+                raise UpstreamError(about_refused_key(worker.origin, shown, response.status))
             return response.status, await response.read_all()
         finally:
             response.close()
-
-    def _authorization(self) -> list[Header]:
-        key = self._settings.engine_api_key
-        return [(b"authorization", b"Bearer " + key.get_secret_value().encode())] if key else []
-
-
-def _key_refused(worker: Worker, path: str, status: int) -> str:
-    return f"{worker.origin} refuses the router's key at {path} (status {status}): set engine_api_key to its own"
 
 
 def _read_contract(worker: Worker, body: bytes) -> EngineContract:

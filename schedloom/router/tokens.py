@@ -9,6 +9,7 @@ import orjson
 from schedloom.router.body import are_token_ids
 from schedloom.router.call import Call
 from schedloom.router.fleet import Fleet
+from schedloom.router.keys import engine_authorization
 from schedloom.router.metrics import Metrics
 from schedloom.router.settings import RouterSettings
 from schedloom.router.sse import parsed
@@ -69,9 +70,7 @@ class Tokens:
 
     def _headers(self, call: Call) -> list[Header]:
         headers = [(b"content-type", b"application/json")]
-        if self._settings.forward_authorization and call.headers.authorization is not None:
-            headers.append((b"authorization", call.headers.authorization))
-        elif self._settings.engine_api_key is not None:
-            key = self._settings.engine_api_key.get_secret_value()
-            headers.append((b"authorization", b"Bearer " + key.encode()))
-        return headers
+        authorization = engine_authorization(self._settings)
+        if self._settings.forward_authorization:
+            authorization = call.headers.authorization
+        return headers if authorization is None else [*headers, (b"authorization", authorization)]
