@@ -125,6 +125,8 @@ def test_an_owner_of_too_long_a_name_is_not_kept_rather_than_cut(path: Path) -> 
         owner = SessionOwner("decoder-0", "e" * length, 0)
         sessions.keep(key(str(length)), owner)
         assert sessions.find(key(str(length))) == (owner if length <= 80 else None)
+    sessions.keep(key("20"), owner)
+    assert sessions.find(key("20")) is None, "who was the owner before is so no more"
 
 
 def test_what_is_half_written_is_not_read(path: Path) -> None:

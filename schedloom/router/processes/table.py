@@ -86,17 +86,24 @@ class SharedSessions:
         return SessionOwner(*orjson.loads(owner))
 
     def keep(self, key: SessionKey, owner: SessionOwner) -> None:
-        """An owner of a name or epoch too long for a slot is not kept."""
+        """Of an owner whose name or epoch is too long for a slot nothing is kept, nor of whoever was it before."""
         written = orjson.dumps([owner.worker, owner.epoch, owner.rank])
         if len(written) > _MOST_BYTES:
-            return
+            return self._forget(key)
         digest = key.digest()
         bucket = self._bucket_of(digest)
         way = self._way_of(digest, bucket)
         if way is None:
             used = _TIMES.unpack_from(self._memory, bucket)
             way = used.index(min(used))
-        self._write(bucket, way, digest, written, self._clock())
+        return self._write(bucket, way, digest, written, self._clock())
+
+    def _forget(self, key: SessionKey) -> None:
+        digest = key.digest()
+        bucket = self._bucket_of(digest)
+        way = self._way_of(digest, bucket)
+        if way is not None:
+            self._write(bucket, way, bytes(_DIGEST_BYTES), b"", 0.0)
 
     def _bucket_of(self, digest: bytes) -> int:
         """Where it begins."""
