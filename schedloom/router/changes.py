@@ -15,7 +15,7 @@ from schedloom.router.membership import Membership
 from schedloom.router.metrics import Metrics
 from schedloom.router.roster import Roster
 from schedloom.router.settings import RouterSettings
-from schedloom.router.transfer.background import stopped
+from schedloom.router.tasks import stopped
 from schedloom.router.upstream import Upstream
 from schedloom.router.worker import Health, Worker
 
@@ -70,10 +70,7 @@ class Changes:
         self._see_off_soon()
 
     async def close(self) -> None:
-        tasks = [*self._welcomes.values(), *([self._seeing_off] if self._seeing_off else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stopped(*self._welcomes.values(), self._seeing_off)
 
     def _mark(self, worker: Worker) -> None:
         engine = self._roster.engines.get(worker.name)
@@ -135,8 +132,7 @@ class Changes:
         self._fleet.forget(worker)
         if worker.settings.name is not None:  # it may come back under its name, and nobody saw what it did meanwhile
             self._lives[worker.name] = worker.lives + 1
-        if worker in self._welcomes:
-            await stopped(self._welcomes[worker])
+        await stopped(self._welcomes.get(worker))
         await self._membership.forget(worker)
         self._metrics.forget(worker.name)
         if all(one.origin != worker.origin for one in self._fleet.workers):

@@ -15,7 +15,7 @@ from schedloom.router.keys import KEY_REFUSED, about_refused_key, engine_authori
 from schedloom.router.logs import common
 from schedloom.router.settings import RouterSettings
 from schedloom.router.silence import Silences
-from schedloom.router.transfer.background import stopped
+from schedloom.router.tasks import stopped
 from schedloom.router.upstream import (
     ConnectFailed,
     TimedOut,
@@ -49,11 +49,11 @@ class Membership:
         self._sleep = sleep
         self._silences = Silences(upstream, settings.hung_after_seconds)
         self._looks: dict[Worker, asyncio.Task[None]] = {}
-        self._loop: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
         """Look at every engine, and keep looking: the fleet serves already, whoever is missing or does not fit."""
-        self._loop = asyncio.create_task(self._keep_looking())
+        self._looking = asyncio.create_task(self._keep_looking())
         await self.look_at_all()
         self._tell_missing()
 
@@ -77,13 +77,10 @@ class Membership:
                 await self._sleep(_PAUSE_AT_START)
         self._refuse_gaps()
         self._tell_missing()
-        self._loop = asyncio.create_task(self._keep_looking())
+        self._looking = asyncio.create_task(self._keep_looking())
 
     async def close(self) -> None:
-        tasks = [*self._looks.values(), *([self._loop] if self._loop else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stopped(*self._looks.values(), self._looking)
 
     def suspect(self, worker: Worker) -> None:
         """A request had trouble with ``worker``: look at it now."""
@@ -100,8 +97,7 @@ class Membership:
 
     async def forget(self, worker: Worker) -> None:
         """Nobody looks at it any more."""
-        if worker in self._looks:
-            await stopped(self._looks[worker])
+        await stopped(self._looks.get(worker))
 
     async def _keep_looking(self) -> None:
         while True:
@@ -161,7 +157,7 @@ class Membership:
         worker.join(contract)
 
     def _quarantine(self, worker: Worker, reason: str) -> None:
-        if worker.trouble != reason and self._loop is not None:  # a start that fails tells it itself
+        if worker.trouble != reason and self._looking is not None:  # a start that fails tells it itself
             common.warning("%s is left out: %s", worker.name, reason)
         worker.leave(Health.QUARANTINED, reason)
 

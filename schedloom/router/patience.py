@@ -10,7 +10,7 @@ from schedloom.core.routing import SessionOwner
 from schedloom.router.breaker import Clock
 from schedloom.router.metrics import Metrics
 from schedloom.router.sessions import SessionKey, SessionStore
-from schedloom.router.within import within
+from schedloom.router.tasks import within
 
 log = logging.getLogger(__name__)
 

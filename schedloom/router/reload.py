@@ -12,6 +12,7 @@ from schedloom.router.declared import refusals
 from schedloom.router.hangup import hangups
 from schedloom.router.roster import Roster
 from schedloom.router.settings import RouterSettings
+from schedloom.router.tasks import stopped
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,7 @@ class Reloading:
             try:
                 yield
             finally:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
+                await stopped(reading)
 
     async def _keep_reading(self) -> None:
         while await self._asked.wait():

@@ -8,6 +8,7 @@ from typing import Final
 
 from schedloom.router.fleet import Fleet
 from schedloom.router.metrics import Metrics
+from schedloom.router.tasks import stopped
 from schedloom.router.worker import Health
 
 PUBLISHED_EVERY_SECONDS: Final = 1.0
@@ -31,8 +32,7 @@ class Standing:
 
     async def close(self) -> None:
         if self._publishing is not None:
-            self._publishing.cancel()
-            await asyncio.gather(self._publishing, return_exceptions=True)
+            await stopped(self._publishing)
             self._metrics.share()
 
     async def _keep_publishing(self) -> None:

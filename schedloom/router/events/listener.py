@@ -12,7 +12,7 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import Candidate, Held
 from schedloom.router.events.ledger import BlockLedger, Prompt
 from schedloom.router.fleet import Fleet
-from schedloom.router.within import within
+from schedloom.router.tasks import stopped, within
 from schedloom.router.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -62,10 +62,7 @@ class Events:
         self._looking = asyncio.create_task(self._keep_looking())
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values(), *([self._looking] if self._looking else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stopped(*self._tasks.values(), self._looking)
         self._context.destroy(linger=0)
 
     async def _keep_looking(self) -> None:

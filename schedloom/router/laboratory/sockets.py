@@ -8,6 +8,7 @@ from typing import Any
 
 from schedloom.router.laboratory.engines import SimulatedEngine, SimulatedResponse, SimulatedUpstream
 from schedloom.router.laboratory.town import Town
+from schedloom.router.tasks import stopped
 from schedloom.router.upstream import UpstreamRequest, lines_of
 
 SLOW_FAULTS = ("hang", "slow", "stop")
@@ -33,9 +34,7 @@ class WiredTown(Town):
                     setattr(engine.faults, fault, 0.0)
                 await stack.enter_async_context(await self._listen(engine))
             await super().play(clients, turns)
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await stopped(*self._serving)
 
     async def _listen(self, engine: SimulatedEngine) -> asyncio.Server:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -27,7 +27,7 @@ from schedloom.router.roster import Roster
 from schedloom.router.serve import address_of, announce, bind, listen
 from schedloom.router.settings import RouterSettings
 from schedloom.router.shared_figures import bury
-from schedloom.router.within import within
+from schedloom.router.tasks import within
 
 log = logging.getLogger(__name__)
 

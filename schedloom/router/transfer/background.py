@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from schedloom.router.failures import Failure
+from schedloom.router.tasks import stopped
 from schedloom.router.upstream import UpstreamError
 
 Result = TypeVar("Result")
@@ -35,17 +36,9 @@ class Background:
             task.exception()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stopped(*self._tasks)
 
 
 async def _quietly(work: Coroutine[Any, Any, Any]) -> None:
     with contextlib.suppress(UpstreamError, Failure):
         await work
-
-
-async def stopped(task: asyncio.Task[Any]) -> None:
-    """Cancel ``task`` and wait until it has let go of everything."""
-    task.cancel()
-    await asyncio.wait({task})

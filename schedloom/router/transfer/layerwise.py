@@ -12,7 +12,8 @@ from typing import Any
 from schedloom.router.dispatch import Dispatcher
 from schedloom.router.failures import Failure
 from schedloom.router.relay import Outcome
-from schedloom.router.transfer.background import Background, stopped
+from schedloom.router.tasks import stopped
+from schedloom.router.transfer.background import Background
 from schedloom.router.transfer.callbacks import Callbacks, Parameters
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.terms import Terms

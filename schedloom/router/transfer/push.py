@@ -19,7 +19,8 @@ from schedloom.router.dispatch import Dispatch, Dispatcher, was_refused
 from schedloom.router.failures import Failure
 from schedloom.router.relay import Outcome
 from schedloom.router.sse import is_end, tells_an_error
-from schedloom.router.transfer.background import Background, stopped
+from schedloom.router.tasks import stopped
+from schedloom.router.transfer.background import Background
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.waiting import Wait
 from schedloom.router.upstream import TooLate

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from schedloom.router.within import within
+from schedloom.router.tasks import within
 
 pytestmark = pytest.mark.anyio
 

@@ -1,4 +1,4 @@
-"""A bound on how long something may take."""
+"""Tasks: how long one may take, and the end of those that nobody needs any more."""
 
 from __future__ import annotations
 
@@ -22,5 +22,13 @@ async def within(seconds: float, work: Coroutine[Any, Any, _Answer]) -> _Answer:
         return task.result()
     finally:
         if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+            await stopped(task)
+
+
+async def stopped(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel ``tasks``, as many as there are, and wait until they have let go of everything."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
