@@ -10,14 +10,8 @@ from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet
 from schedloom.router.settings import WorkerSettings
 from schedloom.router.worker import Worker
+from tests.router.clock import Clock
 from tests.router.fakes import Answer, FakeResponse, contract, prefiller
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def fail(breaker: Breaker, times: int = CONSECUTIVE_FAILURES) -> None:

@@ -20,6 +20,7 @@ from schedloom.router.settings import router_settings
 from schedloom.router.upstream import TimedOut, UpstreamRequest
 from schedloom.router.worker import Health, Worker
 from tests.router.sockets import raw_server, served
+from tests.router.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -120,14 +121,6 @@ async def hold(engines: list[Stoppable]) -> None:
     for engine in engines:
         engine.tell("hold")
         await asyncio.wait_for(engine.heard("holding"), PATIENCE)
-
-
-async def until(condition: Any) -> None:
-    for _ in range(PATIENCE * 50):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not come so far")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -27,9 +27,9 @@ from schedloom.router.serve import tell_doubts
 from schedloom.router.sessions import MemorySessions, SessionKey
 from schedloom.router.settings import WorkerSettings, router_settings
 from tests.router.client import Client
+from tests.router.clock import Clock
 from tests.router.conftest import settings_for
 from tests.router.fakes import FakeUpstream, decoder, prefiller
-from tests.router.test_sessions import Clock
 from tests.router.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.anyio

@@ -6,18 +6,12 @@ import pytest
 
 from schedloom.core.routing import SessionOwner
 from schedloom.router.sessions import MemorySessions, SessionKey
+from tests.router.clock import Clock
 
 pytestmark = pytest.mark.anyio
 
 OWNER = SessionOwner("decoder-0", "e1", 0)
 OTHER = SessionOwner("decoder-1", "e1", 1)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def key(session: str, tenant: str = "t", model: str = "m") -> SessionKey:
@@ -75,12 +69,12 @@ async def test_idle_sessions_are_forgotten_and_used_ones_are_not() -> None:
     sessions = MemorySessions(10, 60, clock)
     await sessions.bind(key("idle"), OWNER)
     await sessions.bind(key("used"), OWNER)
-    clock.now = 40
+    clock.now += 40
     assert await sessions.owner(key("used")) == OWNER
-    clock.now = 61
+    clock.now += 21
     await sessions.bind(key("new"), OWNER)
     assert len(sessions) == 2
     assert await sessions.owner(key("idle")) is None
     assert await sessions.owner(key("used")) == OWNER
-    clock.now = 200
+    clock.now += 139
     assert await sessions.owner(key("used")) is None

@@ -17,9 +17,10 @@ from schedloom.router.app import RouterApp
 from schedloom.router.processes.table import SharedSessions
 from schedloom.router.sessions import SessionKey
 from schedloom.router.settings import router_settings
+from tests.router.clock import Clock
 from tests.router.conftest import settings_for
 from tests.router.fakes import FakeUpstream, decoder, prefiller
-from tests.router.test_sessions import OTHER, OWNER, Clock, key
+from tests.router.test_sessions import OTHER, OWNER, key
 
 pytestmark = pytest.mark.anyio
 
@@ -71,15 +72,15 @@ def test_keys_are_equal_only_to_themselves(path: Path, other: SessionKey) -> Non
 
 def test_idle_sessions_are_forgotten_and_used_ones_are_not(path: Path) -> None:
     clock = Clock()
-    clock.now = 1
     sessions = SharedSessions(path, 60, clock)
     sessions.keep(key("idle"), OWNER)
     sessions.keep(key("used"), OWNER)
-    for now, idle in ((41, OWNER), (81, OWNER), (160, None)):
-        clock.now = now
-        assert sessions.find(key("used")) == (OWNER if now < 160 else None)
-        if now == 160:
-            assert sessions.find(key("idle")) is idle
+    for _ in range(2):
+        clock.now += 40
+        assert sessions.find(key("used")) == OWNER
+    assert sessions.find(key("idle")) is None
+    clock.now += 79
+    assert sessions.find(key("used")) is None
 
 
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
@@ -87,9 +88,9 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     SharedSessions.create(tmp_path / "s", 4)
     sessions = SharedSessions(tmp_path / "s", 60, clock)
     for number in range(8):
-        clock.now = number + 1
+        clock.now += 1
         sessions.keep(key(str(number)), OWNER)
-    clock.now = 20
+    clock.now += 12
     assert sessions.find(key("0")) == OWNER
     sessions.keep(key("new"), OTHER)
     found = [name for name in "01234567" if sessions.find(key(name))]

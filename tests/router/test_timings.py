@@ -9,20 +9,11 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.router.clock import Clock
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import BROKEN, Answer, FakeEngine, Seen, decoder, prefiller
 
 pytestmark = pytest.mark.anyio
-
-
-class Clock:
-    """The performance counter."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Pause(asyncio.Event):
