@@ -11,9 +11,10 @@ from collections import defaultdict
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from schedloom.router.connection import Connection, Exchange
+from schedloom.router.connection import UpstreamConnection
 from schedloom.router.outbox import Outbox
 from schedloom.router.upstream import BrokenOff, ConnectFailed, TooLate, Unanswered, UpstreamError, UpstreamRequest
+from schedloom.router.upstream_exchange import UpstreamExchange
 
 _IDLE_SECONDS = 4.0
 """Engines close a connection that was idle for five seconds; leave before they do."""
@@ -50,12 +51,12 @@ class HttpUpstream:
 
     def __init__(self, connect_timeout: float = 5.0) -> None:
         self._connect_timeout = connect_timeout
-        self._idle: dict[str, dict[Connection, None]] = defaultdict(dict)
-        self._open: set[Connection] = set()
-        self._opening: set[asyncio.Task[Connection]] = set()
+        self._idle: dict[str, dict[UpstreamConnection, None]] = defaultdict(dict)
+        self._open: set[UpstreamConnection] = set()
+        self._opening: set[asyncio.Task[UpstreamConnection]] = set()
         self._outbox = Outbox()
 
-    async def send(self, request: UpstreamRequest) -> Exchange:
+    async def send(self, request: UpstreamRequest) -> UpstreamExchange:
         kept = self._take_idle(request)
         while True:
             exchange = self._dispatch(kept or await self._connect(request), request)
@@ -85,7 +86,7 @@ class HttpUpstream:
         for connection in tuple(self._open):
             connection.abort()
 
-    def _dispatch(self, connection: Connection, request: UpstreamRequest) -> Exchange:
+    def _dispatch(self, connection: UpstreamConnection, request: UpstreamRequest) -> UpstreamExchange:
         if connection.transport.is_closing():
             raise ConnectFailed(f"{request.origin} closed the connection as it was made")
         if request.dispatch_by is not None and connection.loop.time() >= request.dispatch_by:
@@ -96,7 +97,7 @@ class HttpUpstream:
         head = b"".join((line, *request.lines, b"content-length: ", length, b"\r\n\r\n"))
         return connection.send(request, head)
 
-    def _take_idle(self, request: UpstreamRequest) -> Connection | None:
+    def _take_idle(self, request: UpstreamRequest) -> UpstreamConnection | None:
         idle = self._idle[request.origin]
         longest = _IDLE_SECONDS if request.dispatch_by is None else _HANDOFF_IDLE_SECONDS
         while idle:
@@ -107,7 +108,7 @@ class HttpUpstream:
             connection.abort()
         return None
 
-    async def _connect(self, request: UpstreamRequest) -> Connection:
+    async def _connect(self, request: UpstreamRequest) -> UpstreamConnection:
         loop = asyncio.get_running_loop()
         allowed = self._connect_timeout
         if request.dispatch_by is not None:
@@ -128,8 +129,8 @@ class HttpUpstream:
             raise TooLate(f"{request.origin}: not connected in time")
         raise Unanswered(f"{request.origin}: no connection within {allowed:g} s")
 
-    def _dispatch_when_open(self, opening: asyncio.Task[Connection], request: UpstreamRequest) -> None:
-        def dispatch(opened: asyncio.Task[Connection]) -> None:
+    def _dispatch_when_open(self, opening: asyncio.Task[UpstreamConnection], request: UpstreamRequest) -> None:
+        def dispatch(opened: asyncio.Task[UpstreamConnection]) -> None:
             self._opening.discard(opened)
             with contextlib.suppress(asyncio.CancelledError, UpstreamError):
                 self._dispatch(opened.result(), request).close()
@@ -137,9 +138,9 @@ class HttpUpstream:
         self._opening.add(opening)
         opening.add_done_callback(dispatch)
 
-    async def _open_connection(self, origin: str) -> Connection:
+    async def _open_connection(self, origin: str) -> UpstreamConnection:
         loop = asyncio.get_running_loop()
-        connection = Connection(loop, origin, self._idle[origin], self._open, self._outbox)
+        connection = UpstreamConnection(loop, origin, self._idle[origin], self._open, self._outbox)
         address = _parse(origin)
         try:
             await loop.create_connection(
@@ -157,18 +158,18 @@ class HttpUpstream:
         return connection
 
 
-def _give_up(opening: asyncio.Task[Connection]) -> None:
+def _give_up(opening: asyncio.Task[UpstreamConnection]) -> None:
     """Nobody wants the connection any more, which may be there in the same instant."""
     opening.cancel()
     opening.add_done_callback(_close_opened)
 
 
-def _close_opened(opening: asyncio.Task[Connection]) -> None:
+def _close_opened(opening: asyncio.Task[UpstreamConnection]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().give_up()
 
 
-def _may_be_repeated(exchange: Exchange, request: UpstreamRequest, error: BaseException) -> bool:
+def _may_be_repeated(exchange: UpstreamExchange, request: UpstreamRequest, error: BaseException) -> bool:
     """Whether an engine has but closed a connection that was kept. KV that was handed over may have been pulled."""
     return isinstance(error, BrokenOff) and not exchange.has_head and request.dispatch_by is None
 

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import httptools
-from starlette.types import ASGIApp
 
-from schedloom.router.arrivals import Arrivals
+from schedloom.router.clients import Clients
 from schedloom.router.deadlines import Deadlines
 from schedloom.router.dialect import DIALECTS, Dialect
 from schedloom.router.exchange import ClientExchange
 from schedloom.router.failures import busy, error_body
-from schedloom.router.outbox import Outbox
 from schedloom.router.upstream import Header, lines_of
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 _HEAD = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-
-
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
     b"content-length: %d\r\n\r\n%b"
@@ -39,46 +33,6 @@ _MOST_ASKED = 256
 _REFUSALS = {path.encode(): _refusal(dialect) for path, dialect in DIALECTS.items()}
 _HOLDABLE = tuple(b"POST %b HTTP/1.1\r\n" % path for path in _REFUSALS)
 _MOST_HELD = 256 * 1024
-
-
-class Limits(NamedTuple):
-    """Sizes in bytes, times in seconds. ``idle_seconds`` is how long a connection is kept without a request.
-
-    What engines would serve and ``may_come`` has no room for is refused (503) for a fifth of what it costs to serve it;
-    then ``on_refused`` is called. ``arrivals`` are those of one server. Beyond ``most_connections`` whoever connects
-    waits in the kernel's line.
-    """
-
-    max_header_bytes: int = 64 * 1024
-    header_seconds: float = 10.0
-    body_seconds: float = 30.0
-    idle_seconds: float = 5.0
-    may_come: Callable[[], bool] = lambda: True
-    arrivals: Arrivals | None = None
-    most_connections: int = sys.maxsize
-    on_refused: Callable[[], None] = lambda: None
-
-
-class Clients:
-    """The connections of one server, and the requests under way on them."""
-
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self.app = app
-        self.limits = limits
-        self.heads = Deadlines(limits.header_seconds)
-        self.bodies = Deadlines(limits.body_seconds)
-        self.connections: set[ClientConnection] = set()
-        self.under_way: set[ClientExchange] = set()
-        self.outbox = Outbox()
-        self.arrivals = Arrivals() if limits.arrivals is None else limits.arrivals
-        self.leaving = False
-
-    def leave(self) -> None:
-        """Close every connection after the answers that were asked for on it."""
-        self.leaving = True
-        self.arrivals.empty()
-        for connection in tuple(self.connections):
-            connection.leave()
 
 
 class ClientConnection(asyncio.Protocol):

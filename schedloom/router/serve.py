@@ -18,15 +18,14 @@ import uvloop
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
 from schedloom.router.checks import doubt
+from schedloom.router.clients import Limits
 from schedloom.router.logs import common
-from schedloom.router.protocol import Limits
 from schedloom.router.reload import Again, Reloading
 from schedloom.router.roster import Roster
-from schedloom.router.server import Server
+from schedloom.router.server import BACKLOG, Server
 from schedloom.router.sessions import SessionKey, SessionStore
 from schedloom.router.settings import RouterSettings
 
-_BACKLOG = 4096
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -56,7 +55,7 @@ async def serve(
     *,
     is_first: bool = True,
 ) -> None:
-    """Serve ``app`` on ``listener``, which listens once the engines are known, until SIGTERM or SIGINT.
+    """Serve ``app`` on ``listener`` from when the engines are known until SIGTERM or SIGINT.
 
     ``ready`` is called when it begins. ``is_first`` is false where other processes serve already. Raises
     ConfigurationError when the router cannot start as configured.
@@ -68,7 +67,7 @@ async def serve(
         _keep_freed_memory()
         server = Server(app, limits_of(settings, app))
         with told_to_stop(app) as stopping:
-            await server.start(listener, _BACKLOG)
+            await server.start(listener)
             ready()
             await stopping.wait()
             await server.stop(settings.shutdown_grace_seconds)
@@ -160,7 +159,7 @@ def announce(address: str) -> None:
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A listening socket. Raises ConfigurationError when the address cannot be had."""
     listener = bind(host, port, shared=shared)
-    listener.listen(_BACKLOG)
+    listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
 

@@ -9,10 +9,15 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from schedloom.router.protocol import ClientConnection, Clients, Limits
+from schedloom.router.clients import Clients, Limits
+from schedloom.router.protocol import ClientConnection
 
 log = logging.getLogger(__name__)
 
+BACKLOG: Final = 4096
+"""How many connections may wait in the kernel's line."""
+
+_AS_MANY_AS_MAY_BE: Final = "there are %d, for half of the files that may be open; raise that limit (ulimit -n)"
 _PAUSE = 0.02
 _LAST_WORDS_SECONDS = 1.0
 _ACCEPT: Final = 32
@@ -21,16 +26,16 @@ _QUIET_SECONDS: Final = 60.0
 
 
 class Server:
-    """Serves ``app`` on a socket that listens, from ``start`` to ``stop``."""
+    """Serves ``app`` on a socket that is bound, from ``start`` to ``stop``."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
         self._limits = limits
 
-    async def start(self, listener: socket.socket, backlog: int = 4096) -> None:
+    async def start(self, listener: socket.socket) -> None:
         self._clients = clients = Clients(self._app, self._limits)
         self._door = _Door(listener, clients)
-        listener.listen(backlog)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
         self._door.open()
 
@@ -80,7 +85,7 @@ class _Door:
     def _accept(self) -> None:
         for _ in range(_ACCEPT):
             if len(self._clients.connections) + len(self._coming) >= self._clients.limits.most_connections:
-                return self._rest("there are as many as may be")
+                return self._rest(_AS_MANY_AS_MAY_BE % self._clients.limits.most_connections)
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

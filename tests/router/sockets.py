@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from schedloom.router.protocol import Limits
+from schedloom.router.clients import Limits
 from schedloom.router.serve import address_of, listen
 from schedloom.router.server import Server
 from tests.router.fakes import FakeEngine, Seen

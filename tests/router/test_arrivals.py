@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from schedloom.router.arrivals import Arrivals
-from schedloom.router.protocol import ClientConnection, Limits
+from schedloom.router.clients import Limits
+from schedloom.router.protocol import ClientConnection
 from schedloom.router.server import Server
 from tests.router.conftest import Make
 from tests.router.fakes import decoder, prefiller
@@ -224,7 +225,7 @@ async def test_a_server_that_is_told_to_end_answers_what_it_holds(monkeypatch: p
 async def test_many_connections_are_let_in_within_a_few_rounds() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     server = Server(echo, Limits())
-    await server.start(listener, backlog=1024)
+    await server.start(listener)
     clients = [socket.create_connection(listener.getsockname()) for _ in range(300)]
     rounds = 0
     while len(server._clients.connections) < 300 and rounds < 1000:
@@ -301,7 +302,10 @@ async def test_clients_take_only_so_many_connections_and_whoever_comes_waits(cap
         assert not waiting.done()
         pairs[0][1].close()
         assert await waiting == [b"POST /v1/completions  1"]
-    assert "no more connections can be accepted now: there are as many as may be" in caplog.text
+    assert (
+        "no more connections can be accepted now: there are 2, for half of the files that may be open; raise"
+        in caplog.text
+    )
 
 
 def test_a_router_takes_all_the_files_it_can_get_and_leaves_half_of_them_to_engines() -> None:

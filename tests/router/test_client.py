@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from schedloom.router import client, connection
+from schedloom.router import client, upstream_exchange
 from schedloom.router.client import HttpUpstream
 from schedloom.router.serve import listen
 from schedloom.router.upstream import (
@@ -44,7 +44,7 @@ async def upstream() -> AsyncIterator[HttpUpstream]:
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is given up for having lasted long, on whatever machine."""
     monkeypatch.setattr(client, "_HANDOFF_IDLE_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr(connection, "_LISTEN_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(upstream_exchange, "_LISTEN_SECONDS", 2 * PATIENCE_SECONDS)
 
 
 class Server:
