@@ -192,5 +192,5 @@ def _about_direction(newcomer: Member, other: Member) -> str | None:
     )
 
 
-def _listed(models: Iterable[str]) -> str:
-    return ", ".join(sorted(models))
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

@@ -13,10 +13,10 @@ from schedloom.router.sse import event_of, is_end
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """``ends`` tells whether events hold the end of a complete stream. ``error`` is the event that ends a
-    stream in an error, ``failure`` the body of an error in place of an answer, both made from an error body in OpenAI's
-    shape. ``split`` tells whether a request can be
-    served by a Prefiller and a Decoder, ``turn`` whether it is a turn of a session at all.
+    """``ends`` tells whether events hold the end of a complete stream. ``error`` is the event that ends a stream in an
+    error, ``failure`` the body of an error in place of an answer, both made from an error body in OpenAI's shape.
+    ``split`` tells whether a request can be served by a Prefiller and a Decoder, ``turn`` whether it is a turn of a
+    session at all.
     """
 
     ends: Callable[[bytes], bool]
@@ -72,6 +72,4 @@ DIALECTS = {
     "/tokenize": _TOKENS,
     "/detokenize": _TOKENS,
 }
-"""The endpoints that take a body, as far as the engines serve them. Clients of the last three need no
-session.
-"""
+"""The endpoints that take a body, as far as the engines serve them."""

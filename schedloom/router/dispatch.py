@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from schedloom.core.continuation import CONTINUABLE_KEY
 from schedloom.core.routing import Leg
@@ -20,7 +20,7 @@ from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome, failure_of, relay
 from schedloom.router.reply import Reply
 from schedloom.router.settings import RouterSettings
-from schedloom.router.sse import parsed, tells_an_error
+from schedloom.router.sse import tells_an_error
 from schedloom.router.upstream import (
     ConnectFailed,
     TimedOut,
@@ -256,20 +256,3 @@ def was_refused(dispatch: Dispatch, error: BaseException | None) -> bool:
         return True
     told = error.status if isinstance(error, Failure) and not isinstance(error, Interrupted) else 0
     return any(400 <= status < 500 or status == 503 for status in (dispatch.status, told))
-
-
-def transfer_parameters(body: bytes) -> dict[str, Any] | None:
-    """What an engine's JSON answer says about the KV that it keeps."""
-    parameters = _member_near_the_end(body) or parsed(body).get("kv_transfer_params")
-    return parameters if isinstance(parameters, dict) and parameters else None
-
-
-def _member_near_the_end(body: bytes) -> dict[str, Any]:
-    """The transfer parameters where only plain members of an answer follow them, as of vLLM's; otherwise empty.
-
-    Within a JSON string the quotes would be escaped, and behind a member of another object more would be closed.
-    """
-    _, _, rest = body.rpartition(b',"kv_transfer_params":')
-    value, found, others = rest.rpartition(b"},")
-    plain = found and others.endswith(b"}") and others.count(b"}") == 1 and not others.count(b"]")
-    return parsed(value + b"}") if plain else {}

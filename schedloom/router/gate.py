@@ -9,8 +9,7 @@ from schedloom.router.failures import busy
 
 
 class Gate:
-    """At most ``limit`` inside and ``waiting`` in line, each for at most ``patience`` seconds, in order of
-    arrival.
+    """At most ``limit`` inside and ``waiting`` in line, each for at most ``patience`` seconds, in order of arrival.
 
     Entering raises Failure (503, with Retry-After) at once when the line is full, or when patience ends.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from schedloom.router.dispatch import transfer_parameters
+from schedloom.router.transfer.parameters import transfer_parameters
 
 KV = {"remote_host": "h", "remote_block_ids": [[1], [2]], "more": {"a": {}}}
 FALSE = {"kv_transfer_params": {"remote_host": "evil"}}

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedloom.core.registry import Registry
-
-OWNER_POLICY = "session_owner"
-"""Who makes local attempts."""
+from schedloom.router.settings import OWNER_POLICY
 
 GUESSING_POLICY = "rendezvous"
-"""Who makes them where no owner is known."""
+"""Who makes local attempts where no owner is known."""
 
 OWNED = "OWN-1"
-"""What it promises."""
+"""What the owner policy promises."""
 
 EVERYWHERE = ("OUT-1", "OUT-2", "OUT-3", "REJ-1", "RET-2", "FB-1", "KV-2", "KV-4", "LIVE-1", "OBS-1")
 

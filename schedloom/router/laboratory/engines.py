@@ -19,6 +19,7 @@ from schedloom.core.continuation import CONTINUABLE_KEY, RESUME_KEY, HandBack, T
 from schedloom.core.wire import CONTRACT_PATH, LOCAL_ATTEMPT_KEY, REJECTION_PREFIX, EngineContract, Role
 from schedloom.router.laboratory.ownership import Ownership
 from schedloom.router.upstream import BrokenOff, ConnectFailed, TimedOut, TooLate, UpstreamRequest, UpstreamResponse
+from schedloom.router.worker import APPEND_FEATURE, RECOMPUTE_FEATURE
 
 LEASE = 12.0
 WORDS = 4
@@ -68,7 +69,7 @@ class SimulatedEngine:
 
     @property
     def contract(self) -> Any:
-        features = ["append_prefill", "recompute"] if self.recomputes else ["append_prefill"]
+        features = [APPEND_FEATURE, RECOMPUTE_FEATURE] if self.recomputes else [APPEND_FEATURE]
         return EngineContract(
             epoch=f"life-{self.lives}",
             role=self.role,
@@ -77,7 +78,7 @@ class SimulatedEngine:
             kv_connectors=["NixlConnector"],
             kv_lease_seconds=LEASE,
             features=features,
-            inactive=["append_prefill"] if self.passive else [],
+            inactive=[APPEND_FEATURE] if self.passive else [],
         )
 
     def happens(self, fault: str) -> bool:

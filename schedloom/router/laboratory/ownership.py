@@ -10,10 +10,7 @@ from schedloom.router.app import RouterApp
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tenants import EVERYBODY
 from schedloom.router.upstream import UpstreamRequest
-from schedloom.router.worker import Worker
-
-TURNS_AWAY = "append_prefill"
-"""Without it a Decoder makes the best of every local attempt."""
+from schedloom.router.worker import APPEND_FEATURE, Worker
 
 
 class Ownership:
@@ -43,7 +40,7 @@ class Ownership:
             home = next(worker for worker in self._app.fleet.workers if worker.origin == request.origin)
         elif home is None or not here:
             return "an attempt away from the owner of its session"
-        if TURNS_AWAY in home.contract.inactive:
+        if APPEND_FEATURE in home.contract.inactive:
             return "an attempt at an owner that turns nobody away"
         return f"an attempt at an owner that is {lead} requests ahead" if lead > self._max_lead else None
 

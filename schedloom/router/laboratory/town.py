@@ -11,7 +11,7 @@ from typing import Any
 from schedloom.core.registry import Registry
 from schedloom.core.wire import Role
 from schedloom.router.app import RouterApp
-from schedloom.router.laboratory import GUESSING_POLICY, OWNER_POLICY
+from schedloom.router.laboratory import GUESSING_POLICY
 from schedloom.router.laboratory.client import Client, Received
 from schedloom.router.laboratory.engines import (
     HEALTH_INTERVAL,
@@ -23,7 +23,7 @@ from schedloom.router.laboratory.engines import (
     SimulatedUpstream,
 )
 from schedloom.router.laboratory.ownership import Ownership
-from schedloom.router.settings import RouterSettings, router_settings
+from schedloom.router.settings import OWNER_POLICY, RouterSettings, router_settings
 from schedloom.router.upstream import Upstream
 
 HANDOFF = 10.0

@@ -35,8 +35,8 @@ class SharedSessions:
     A session may stand in one bucket, which is eight instants of last use, eight digests of keys and eight slots for
     owners; the least recently used gives way to another. Nothing is locked: a slot's checksum is that of its owner and
     its key, so that what two processes write at once holds nothing. A session that is so forgotten costs one ordinary
-    prefill. ``clock`` is one that all processes share; a session that was idle for longer
-    than ``idle_seconds`` of it is forgotten.
+    prefill. ``clock`` is one that all processes share; a session that was idle for longer than ``idle_seconds`` of it
+    is forgotten.
     """
 
     def __init__(self, path: Path, idle_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -7,16 +7,15 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from schedloom.router.failures import Failure
 from schedloom.router.guard import parse_object
 from schedloom.router.settings import RouterSettings
+from schedloom.router.transfer.parameters import Parameters
 
 CALLBACK_PATH: Final = "/v1/metaserver"
 MAX_CALLBACK_BYTES: Final = 2**20
-
-Parameters = dict[str, Any]
 
 
 def callback_origin(settings: RouterSettings) -> str:

@@ -7,14 +7,14 @@ router gave it for this one request, for a prefill that writes to it layer by la
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from schedloom.router.dispatch import Dispatcher
 from schedloom.router.failures import Failure
 from schedloom.router.relay import Outcome
 from schedloom.router.tasks import stopped
 from schedloom.router.transfer.background import Background
-from schedloom.router.transfer.callbacks import Callbacks, Parameters
+from schedloom.router.transfer.callbacks import Callbacks
+from schedloom.router.transfer.parameters import Parameters
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.terms import Terms
 from schedloom.router.transfer.waiting import Wait
@@ -82,5 +82,5 @@ class LayerwiseTransfer:
         await self._background.close()
 
 
-def _ask_at(address: str) -> dict[str, Any]:
+def _ask_at(address: str) -> Parameters:
     return {"do_remote_decode": False, "do_remote_prefill": True, "metaserver": address}

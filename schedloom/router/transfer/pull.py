@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from schedloom.router.call import Call
-from schedloom.router.dispatch import Dispatch, Dispatcher, transfer_parameters, was_refused
+from schedloom.router.dispatch import Dispatch, Dispatcher, was_refused
 from schedloom.router.failures import Failure
 from schedloom.router.fleet import NO_DOUBTS, Doubt, Doubts
 from schedloom.router.relay import Outcome
 from schedloom.router.transfer.background import Background
 from schedloom.router.transfer.modes import families
+from schedloom.router.transfer.parameters import Parameters, transfer_parameters
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.pull_back import Loan, PullBack
 from schedloom.router.transfer.terms import Terms
@@ -63,7 +64,7 @@ class PullTransfer:
             self._pull_back.remember(call, target, turn)
         return outcome
 
-    async def _decline(self, call: Call, source: Target, refused: Dispatch, parameters: dict[str, Any]) -> None:
+    async def _decline(self, call: Call, source: Target, refused: Dispatch, parameters: Parameters) -> None:
         """Have a Decoder, rather another, tell the Prefiller that its KV is not needed.
 
         What vLLM refuses as it is read frees nothing. What it refuses later does, as for a model that it does not have;
@@ -76,7 +77,7 @@ class PullTransfer:
         target = self._choose_anybody(declining, {refused.target.worker: Doubt.FAILED})
         await self._dispatcher.deliver(self._dispatcher.hand_over(declining, target, refused.request_id, raw))
 
-    def _parameters_of(self, source: Target, answer: bytes) -> dict[str, Any]:
+    def _parameters_of(self, source: Target, answer: bytes) -> Parameters:
         parameters = transfer_parameters(answer)
         if parameters is None:
             message = "The Prefiller answered without transfer parameters; it does not run as a KV producer."
@@ -97,7 +98,7 @@ class PullTransfer:
         if parameters is not None:
             self._background.start(self._take_over(call, source, request_id, parameters))
 
-    async def _take_over(self, call: Call, source: Target, request_id: str, parameters: dict[str, Any]) -> None:
+    async def _take_over(self, call: Call, source: Target, request_id: str, parameters: Parameters) -> None:
         parameters = self._terms.checked(parameters, source)
         body, target = call.body.for_release(parameters), self._choose_anybody(call, NO_DOUBTS)
         dispatch = self._dispatcher.hand_over(call, target, request_id, body)

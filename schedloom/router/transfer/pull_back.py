@@ -22,6 +22,7 @@ from schedloom.router.failures import Failure
 from schedloom.router.fleet import Fleet
 from schedloom.router.sessions import SessionKey
 from schedloom.router.tokens import Tokens
+from schedloom.router.transfer.parameters import Parameters
 from schedloom.router.transfer.terms import Terms
 from schedloom.router.transfer.turn import Turn
 from schedloom.router.worker import Target, Worker
@@ -42,7 +43,7 @@ _SHAPE_PROMPTS = (
 class KeptKv:
     """What a Decoder keeps of a turn: its first ``count`` tokens, by their digest, until ``expires_at``."""
 
-    parameters: dict[str, Any]
+    parameters: Parameters
     count: int
     digest: bytes
     owner: SessionOwner
@@ -57,7 +58,7 @@ class KeptKv:
 class Loan:
     """The parameters by which a Prefiller pulls KV, and whose it is."""
 
-    parameters: dict[str, Any]
+    parameters: Parameters
     lender: Worker
 
     async def during(self, prefill: Awaitable[_Told]) -> _Told:
@@ -103,7 +104,7 @@ class PullBack:
         with contextlib.suppress(Failure):
             self._remember(call, target, self._terms.checked(turn.parameters, target), tokens)
 
-    def _remember(self, call: Call, target: Target, parameters: dict[str, Any], tokens: Sequence[int]) -> None:
+    def _remember(self, call: Call, target: Target, parameters: Parameters, tokens: Sequence[int]) -> None:
         count = parameters.get("remote_num_tokens")
         pinned = target.contract.kv_pinned_seconds
         if call.key is None or pinned is None or not isinstance(count, int) or not 0 < count <= len(tokens):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from schedloom.router.call import Call
 from schedloom.router.dispatch import Dispatch, Dispatcher, was_refused
@@ -21,6 +20,7 @@ from schedloom.router.relay import Outcome
 from schedloom.router.sse import is_end, tells_an_error
 from schedloom.router.tasks import stopped
 from schedloom.router.transfer.background import Background
+from schedloom.router.transfer.parameters import Parameters
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.waiting import Wait
 from schedloom.router.upstream import TooLate
@@ -107,12 +107,12 @@ class PushTransfer:
         dispatch.on_given_up = lambda: not accepted.is_set() or wait.end(source.worker)
         await self._dispatcher.prefill(call, dispatch, bytes)
 
-    def _release(self, passage: Passage, where: dict[str, Any], status: int, body: bytes) -> None:
+    def _release(self, passage: Passage, where: Parameters, status: int, body: bytes) -> None:
         """The Prefiller was done when it was cancelled: a Decoder takes the KV over, or it would be kept to no end."""
         if status == 200 and is_end(body) and not tells_an_error(body):
             self._background.start(self._take_over(passage, where))
 
-    async def _take_over(self, passage: Passage, where: dict[str, Any]) -> None:
+    async def _take_over(self, passage: Passage, where: Parameters) -> None:
         call = passage.call.prefill
         body = call.body.for_release(where)
         target = self._choose_anybody(call)
@@ -126,7 +126,7 @@ def _error_of(task: asyncio.Task[Outcome]) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
 
 
-def where_to_register(source: Target, request_id: str) -> dict[str, Any]:
+def where_to_register(source: Target, request_id: str) -> Parameters:
     """The transfer parameters with which a Decoder registers at a Prefiller and waits for it to write.
 
     While it has no room it names ``request_id`` to the Prefiller, which keeps the KV for it: see

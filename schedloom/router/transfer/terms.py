@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 from schedloom.core.wire import MOST_WORKERS, EngineContract, KvEndpoint
 from schedloom.router.failures import Failure
 from schedloom.router.metrics import Metrics
+from schedloom.router.transfer.parameters import Parameters
 from schedloom.router.worker import Target, Worker
 
 log = logging.getLogger(__name__)
 
-Parameters = dict[str, Any]
 _Check = Callable[[Any], bool]
 
 _LONGEST: Final = 512

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from schedloom.router.sse import data_of, event_of, parsed, split_events
+from schedloom.router.transfer.parameters import Parameters
 
 _IDS = (b'"token_ids"', b'"prompt_token_ids"', b'"kv_transfer_params"')
 
@@ -18,7 +19,7 @@ class Turn:
     """
 
     def __init__(self, *, asked: bool) -> None:
-        self.parameters: dict[str, Any] = {}
+        self.parameters: Parameters = {}
         self._asked = asked
         self._prompt: list[int] = []
         self._output: list[int] = []
