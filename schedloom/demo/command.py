@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -45,6 +46,7 @@ def demo(
         _fail(f"--json: there is no folder {json_path.absolute().parent}", status=2)
     # Ended like Ctrl-C, so that the engines are stopped in order; whatever else ends this process ends them too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = "*"  # all that it asks for is on this machine
     folder = logs or Path(tempfile.mkdtemp(prefix="schedloom-demo-"))
     try:
         facts = _run(runner.value, folder, console)
