@@ -15,17 +15,10 @@ from schedloom.router.failures import Failure
 from schedloom.router.headers import answered, answered_lines
 from schedloom.router.opening import Beginning, StreamOpening, rejection_in
 from schedloom.router.reply import Reply
-from schedloom.router.sse import (
-    TRANSFER_KEY,
-    EventFramer,
-    parsed,
-    silent_of_transfers,
-    tells_an_error,
-    tells_nothing_of_transfers,
-    without_transfer_parameters,
-)
+from schedloom.router.sse import EventFramer, tells_an_error
 from schedloom.router.story import Story, handed_back, handed_back_in
 from schedloom.router.told import Differs
+from schedloom.router.transfer.redaction import TRANSFER_KEY, redacted_answer, redacted_events
 from schedloom.router.upstream import UpstreamError, UpstreamResponse, header
 
 
@@ -85,7 +78,7 @@ async def _relay_whole(response: UpstreamResponse, reply: Reply, local: bool, ma
         body = reply.turn.whole(body)
     if (recording := reply.succeed()) is not None:
         await recording
-    if not reply.whole(200, answered_lines(response.headers), _without_transfer_parameters(body)):
+    if not reply.whole(200, answered_lines(response.headers), redacted_answer(body)):
         await reply.drained()
     return Outcome.SERVED
 
@@ -94,14 +87,6 @@ def _rejected(story: Story | None, reason: str) -> Outcome:
     if story is not None:
         story.refusal = reason
     return Outcome.REJECTED
-
-
-def _without_transfer_parameters(body: bytes) -> bytes:
-    if tells_nothing_of_transfers(body):
-        return body
-    fields = parsed(body)
-    silent = silent_of_transfers(fields)
-    return body if silent is fields else orjson.dumps(silent)
 
 
 class _Stream:
@@ -214,7 +199,7 @@ class _Stream:
             self._told_an_error = True
         if self._reply.turn is not None:
             events = self._reply.turn.events(events)
-        events = without_transfer_parameters(events)
+        events = redacted_events(events)
         return events if self._reply.story is None else self._reply.story.news_in(events)
 
     async def _end(self, events: bytes) -> Outcome:

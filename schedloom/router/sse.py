@@ -9,12 +9,7 @@ from typing import Any
 import orjson
 
 DONE = b"[DONE]"
-TRANSFER_KEY = b'_transfer_params"'
-"""How the keys end under which engines tell of transfers, of KV and of what encoders made."""
 
-_NO_TRANSFER = TRANSFER_KEY + b":null"
-_TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
-_HOLDER = "response"
 _BETWEEN_EVENTS = re.compile(rb"(?<=\n)\r?\n")
 
 
@@ -79,35 +74,3 @@ def tells_an_error(events: bytes) -> bool:
     """
     find = events.find
     return find(b'data: {"error"') >= 0 or find(b'data:{"error"') >= 0 or find(b"event: error\n") >= 0
-
-
-def tells_nothing_of_transfers(answer: bytes) -> bool:
-    """Whether a glance shows that ``answer`` carries no transfer parameters, as most show that name them ``null``."""
-    named = answer.count(TRANSFER_KEY)
-    return named == 0 or named == answer.count(_NO_TRANSFER)
-
-
-def without_transfer_parameters(events: bytes) -> bytes:
-    """``events`` without the engines' addresses, which are no business of a client."""
-    if tells_nothing_of_transfers(events):
-        return events
-    return b"".join(map(_without_transfer_parameters, split_events(events)))
-
-
-def silent_of_transfers(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer, or what holds one, without them; ``answer`` itself where there are none."""
-    clean: dict[str, Any] = {key: None for key in _TRANSFER_KEYS if answer.get(key) is not None}
-    held = answer.get(_HOLDER)
-    if isinstance(held, dict) and (silent := silent_of_transfers(held)) is not held:
-        clean[_HOLDER] = silent
-    return {**answer, **clean} if clean else answer
-
-
-def _without_transfer_parameters(event: bytes) -> bytes:
-    data = data_of(event) if TRANSFER_KEY in event else None
-    fields = parsed(data) if data else {}
-    silent = silent_of_transfers(fields)
-    if silent is fields:
-        return event
-    others = (line for line in event.splitlines(keepends=True) if line.strip() and not line.startswith(b"data:"))
-    return b"".join(others) + event_of(orjson.dumps(silent))

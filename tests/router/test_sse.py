@@ -10,7 +10,6 @@ from schedloom.router.sse import (
     is_end,
     split_events,
     tells_an_error,
-    without_transfer_parameters,
 )
 
 STREAM = b'data: {"a":1}\n\n: ping\n\nevent: x\ndata: two\ndata: lines\n\ndata: [DONE]\n\n'
@@ -52,24 +51,3 @@ def test_a_models_words_are_no_error() -> None:
     said = json.dumps({"choices": [{"delta": {"content": 'data: {"error": 1}'}}]}).encode()
     assert not tells_an_error(b"data: %b\n\n" % said)
     assert tells_an_error(b'data: {"error": {"message": "x"}}\n\n')
-
-
-def test_transfer_parameters_do_not_reach_a_client() -> None:
-    leak = {"choices": [], "kv_transfer_params": {"remote_host": "10.0.0.7"}}
-    events = b"data: one\n\ndata: %b\n\ndata: [DONE]\n\n" % json.dumps(leak).encode()
-    clean = without_transfer_parameters(events)
-    assert b"10.0.0.7" not in clean
-    assert [data_of(event) for event in split_events(clean)][0::2] == [b"one", b"[DONE]"]
-    harmless = b'data: {"kv_transfer_params":null}\n\n'
-    assert without_transfer_parameters(harmless) is harmless or without_transfer_parameters(harmless) == harmless
-
-
-@pytest.mark.parametrize("key", ["kv_transfer_params", "ec_transfer_params"])
-@pytest.mark.parametrize("events", ["event: {name}\ndata: {data}\n\n", "data: {data}\nevent: {name}\n\n"])
-def test_an_event_keeps_its_name_and_tells_nothing_of_transfers_deep_within(events: str, key: str) -> None:
-    response = {"id": "r", key: {"remote_host": "10.0.0.7"}, "tools": [{key: {}}]}
-    told = {"type": "response.completed", "response": response}
-    written = events.format(name="response.completed", data=json.dumps(told)).encode()
-    clean = without_transfer_parameters(b"data: {}\n\n" + written)
-    assert clean.startswith(b"data: {}\n\nevent: response.completed\ndata: ") and clean.endswith(b"\n\n")
-    assert json.loads(data_of(clean[10:]) or b"") == told | {"response": response | {key: None}}
