@@ -34,14 +34,14 @@ class Server:
 
     async def start(self, listener: socket.socket) -> None:
         self._clients = clients = Clients(self._app, self._limits)
-        self._door = _Door(listener, clients)
+        self._acceptor = _Acceptor(listener, clients)
         listener.listen(BACKLOG)
         listener.setblocking(False)
-        self._door.open()
+        self._acceptor.open()
 
     async def stop(self, grace_seconds: float) -> None:
         """Take no new requests; those under way may finish within ``grace_seconds``, and are cancelled then."""
-        self._door.close()
+        self._acceptor.close()
         self._clients.leave()
         await self._until_empty(grace_seconds)
         for exchange in tuple(self._clients.under_way):
@@ -57,7 +57,7 @@ class Server:
             await asyncio.sleep(_PAUSE)
 
 
-class _Door:
+class _Acceptor:
     """Accepts connections, some dozens in a round of the event loop.
 
     The loop's own server may take a single one in each round (libuv since 1.47), so that with some hundreds of busy

@@ -14,7 +14,8 @@ from schedloom.conformance.report import document, junit, page
 from schedloom.conformance.results import NEVER_REJECTED, CellResult, RunResult
 from schedloom.conformance.verdicts import Verdict
 from schedloom.core.errors import ConfigurationError
-from schedloom.router.laboratory import SimulatedRouter, SimulationTier, SocketTier, engines
+from schedloom.router.laboratory import SimulatedRouter, SimulationTier, SocketTier
+from schedloom.router.laboratory.upstream import SimulatedUpstream
 
 
 class Scripted:
@@ -68,14 +69,14 @@ def test_what_was_played_becomes_a_verdict(
 def test_a_router_whose_engines_forget_early_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     case, tier = SimulatedRouter(("session_owner",)), SimulationTier()
     assert not any(tier.play(case, seed)["violations"] for seed in range(8))
-    prefill = engines.SimulatedUpstream._prefill
+    prefill = SimulatedUpstream._prefill
 
     def forgetful(self: Any, engine: Any, request_id: str, tokens: list[int]) -> Any:
         response = prefill(self, engine, request_id, tokens)
         engine.leases[request_id] = self._now() - 1
         return response
 
-    monkeypatch.setattr(engines.SimulatedUpstream, "_prefill", forgetful)
+    monkeypatch.setattr(SimulatedUpstream, "_prefill", forgetful)
     found = [violation for seed in range(8) for violation in tier.play(case, seed)["violations"]]
     assert "KV-4" in {invariant for invariant, _ in found}
 

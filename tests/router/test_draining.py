@@ -24,9 +24,10 @@ from schedloom.router import changes
 from schedloom.router.app import RouterApp
 from schedloom.router.client import HttpUpstream
 from schedloom.router.laboratory.clock import simulate
-from schedloom.router.laboratory.engines import MODEL, Faults, SimulatedEngine, SimulatedResponse, SimulatedUpstream
+from schedloom.router.laboratory.engines import MODEL, Faults, SimulatedEngine, SimulatedResponse
 from schedloom.router.laboratory.promises import wrongs_of_town
 from schedloom.router.laboratory.town import Town
+from schedloom.router.laboratory.upstream import SimulatedUpstream
 from schedloom.router.roster import Roster
 from schedloom.router.settings import WorkerSettings, router_settings
 from schedloom.router.upstream import UpstreamRequest

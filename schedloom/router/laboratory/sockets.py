@@ -6,8 +6,9 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from schedloom.router.laboratory.engines import SimulatedEngine, SimulatedResponse, SimulatedUpstream
+from schedloom.router.laboratory.engines import SimulatedEngine, SimulatedResponse
 from schedloom.router.laboratory.town import Town
+from schedloom.router.laboratory.upstream import SimulatedUpstream
 from schedloom.router.tasks import stopped
 from schedloom.router.upstream import UpstreamRequest, lines_of
 

@@ -20,9 +20,9 @@ from schedloom.router.laboratory.engines import (
     Faults,
     Ledger,
     SimulatedEngine,
-    SimulatedUpstream,
 )
 from schedloom.router.laboratory.ownership import Ownership
+from schedloom.router.laboratory.upstream import SimulatedUpstream
 from schedloom.router.settings import OWNER_POLICY, RouterSettings, router_settings
 from schedloom.router.upstream import Upstream
 
