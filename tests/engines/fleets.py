@@ -15,8 +15,8 @@ from typing import Any
 from schedloom.demo.engines import Engine, EngineSpec, Fleet, free_ports
 from schedloom.demo.model import cached_model
 from schedloom.router.app import RouterApp
+from schedloom.router.laboratory.client import Client, Received
 from schedloom.router.settings import router_settings
-from tests.router.client import Client, Received
 
 REFUSED: list[dict[str, Any]] = [
     {"max_tokens": 100_000},

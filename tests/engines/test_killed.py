@@ -19,8 +19,8 @@ from schedloom.demo.engines import EngineSpec, Fleet, free_ports
 from schedloom.demo.model import cached_model
 from schedloom.demo.scenario import APPEND_ON
 from schedloom.router.app import RouterApp
+from schedloom.router.laboratory.client import Client
 from tests.engines.fleets import PLUGINS, Pair, complete, prompt, request, token_ids, undisturbed
-from tests.router.client import Client
 
 pytestmark = [pytest.mark.engines, pytest.mark.deep, pytest.mark.timeout(900), pytest.mark.anyio]
 

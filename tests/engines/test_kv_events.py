@@ -15,8 +15,8 @@ from schedloom.demo.engines import EngineSpec, Fleet, free_ports
 from schedloom.demo.model import cached_model
 from schedloom.demo.scenario import APPEND_ON
 from schedloom.router.app import RouterApp
+from schedloom.router.laboratory.client import Client, Received
 from schedloom.router.settings import router_settings
-from tests.router.client import Client, Received
 
 pytestmark = [pytest.mark.engines, pytest.mark.deep, pytest.mark.timeout(600)]
 

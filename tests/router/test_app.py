@@ -16,8 +16,8 @@ from schedloom.core.policy import Policy
 from schedloom.core.routing import Attempt, Route, SessionOwner
 from schedloom.core.wire import Role
 from schedloom.router.app import RouterApp
+from schedloom.router.laboratory.client import Client
 from schedloom.router.serve import told_to_stop
-from tests.router.client import Client
 from tests.router.conftest import Bench, Make, settings_for
 from tests.router.fakes import Answer, FakeUpstream, contract, decoder, prefiller
 from tests.router.waiting import PATIENCE_SECONDS

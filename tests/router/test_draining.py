@@ -23,6 +23,7 @@ from schedloom.core.wire import REJECTION_PREFIX, Role
 from schedloom.router import changes
 from schedloom.router.app import RouterApp
 from schedloom.router.client import HttpUpstream
+from schedloom.router.laboratory.client import Client
 from schedloom.router.laboratory.clock import simulate
 from schedloom.router.laboratory.engines import MODEL, Faults, SimulatedEngine, SimulatedResponse
 from schedloom.router.laboratory.promises import wrongs_of_town
@@ -32,7 +33,6 @@ from schedloom.router.roster import Roster
 from schedloom.router.settings import WorkerSettings, router_settings
 from schedloom.router.upstream import UpstreamRequest
 from schedloom.router.worker import Target, Worker
-from tests.router.client import Client
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import (
     EVENTS,

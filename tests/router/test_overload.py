@@ -17,10 +17,10 @@ import pytest
 
 from schedloom.core.wire import CONTRACT_PATH
 from schedloom.router.app import RouterApp
-from tests.router.client import Client
+from schedloom.router.laboratory.client import Client
+from schedloom.router.laboratory.clock import simulate
 from tests.router.conftest import settings_for
 from tests.router.fakes import Answer, FakeEngine, FakeUpstream, Seen, decoder, prefiller
-from tests.router.simulation import simulate
 from tests.router.sockets import raw_server, router_process
 
 SLOTS, SERVICE_SECONDS = 8, 0.05

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from schedloom.core.wire import Role
+from schedloom.router.laboratory.clock import simulate
 from schedloom.router.laboratory.promises import wrongs_of
-from tests.router.simulation import simulate
 from tests.router.writing import Faults, LayerwiseEngine, Town
 
 SEEDS = int(os.environ.get("SCHEDLOOM_SEEDS", "300")) // 2

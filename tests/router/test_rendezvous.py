@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.router.client import Received
+from schedloom.router.laboratory.client import Received
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, FakeEngine, decoder, prefiller
 from tests.router.waiting import until

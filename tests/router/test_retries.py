@@ -127,22 +127,10 @@ async def test_nothing_is_tried_again_after_output(bench: Make) -> None:
     assert sum(len(engine.seen) for engine in decoders) == 1
 
 
-async def test_work_per_request_is_bounded(bench: Make) -> None:
+@pytest.mark.parametrize("count", [2, 5])
+async def test_work_per_request_is_bounded_however_many_engines_there_are(bench: Make, count: int) -> None:
     """A local attempt that fails, and two passes that fail: five dispatches, then an error."""
-    prefillers, decoders = engines()
-    router = await bench(*prefillers, *decoders)
-    await router.client.chat("s")
-    for engine in prefillers + decoders:
-        engine.seen.clear()
-    for engine in decoders:
-        engine.always = Answer.error(500)
-    received = await router.client.chat("s")
-    assert received.status == 500
-    assert sum(len(engine.seen) for engine in prefillers + decoders) == 5
-
-
-async def test_work_per_request_is_bounded_however_many_engines_there_are(bench: Make) -> None:
-    prefillers, decoders = [prefiller(number) for number in range(4)], [decoder(number) for number in range(6)]
+    prefillers, decoders = [prefiller(number) for number in range(count)], [decoder(number) for number in range(count)]
     router = await bench(*prefillers, *decoders)
     await router.client.chat("s")
     for engine in prefillers + decoders:

@@ -18,6 +18,9 @@ from typing import Any, ClassVar
 
 from schedloom.core.wire import CONTRACT_PATH, KvEndpoint, Role
 from schedloom.router.app import RouterApp
+from schedloom.router.laboratory.client import Client
+from schedloom.router.laboratory.engines import LEASE, WORDS
+from schedloom.router.laboratory.town import HANDOFF, Turn
 from schedloom.router.settings import router_settings
 from schedloom.router.upstream import (
     BrokenOff,
@@ -28,9 +31,7 @@ from schedloom.router.upstream import (
     UpstreamRequest,
     UpstreamResponse,
 )
-from tests.router.client import Client
 from tests.router.fakes import EVENTS, JSON, contract
-from tests.router.simulation import HANDOFF, LEASE, WORDS, Turn
 
 HEALTH_INTERVAL = 20.0
 
