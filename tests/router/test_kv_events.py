@@ -26,7 +26,7 @@ from schedloom.router.fleet import Fleet
 from schedloom.router.settings import WorkerSettings
 from schedloom.router.worker import Worker
 from tests.router.conftest import Make
-from tests.router.fakes import Answer, contract, decoder, prefiller
+from tests.router.fakes import MODEL, Answer, contract, decoder, prefiller
 from tests.router.waiting import PATIENCE_SECONDS
 
 SIZE = 4
@@ -368,3 +368,18 @@ async def test_a_prompt_of_ids_needs_no_tokenizing(bench: Make) -> None:
     await router.client.post("/v1/completions", {"model": "fake-model", "prompt": [5, 6, 7]}, {"X-Session-ID": "s"})
     assert told.prompts and all(prompt == [5, 6, 7] for prompt in told.prompts)
     assert all(seen.path != "/tokenize" for seen in d.seen)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("forwards", [False, True])
+@pytest.mark.parametrize("own", [None, "Bearer own"])
+async def test_who_tokenizes_is_shown_the_key_that_whoever_serves_is_shown(
+    bench: Make, forwards: bool, own: str | None
+) -> None:
+    d = decoder()
+    settings = {"engine_api_key": "engine-key", "forward_authorization": forwards}
+    router = await bench(prefiller(), d, policies=[{"name": "kv_residency", "tokenize": True}], **settings)
+    await router.client.post("/v1/completions", {"model": MODEL, "prompt": "a"}, {"authorization": own} if own else {})
+    shown = [(seen.path, seen.headers.get("authorization")) for seen in d.seen]
+    key = own if forwards else "Bearer engine-key"
+    assert shown == [("/tokenize", key), ("/v1/completions", key)]
