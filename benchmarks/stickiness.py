@@ -24,11 +24,11 @@ from typing import Any, Final
 from schedloom.core.reuse import UsablePrefixRule
 from schedloom.core.wire import CONTRACT_PATH, LOCAL_ATTEMPT_KEY, REJECTION_PREFIX, EngineContract, Role
 from schedloom.router.app import RouterApp
+from schedloom.router.http.upstream import ConnectFailed, UpstreamRequest
 from schedloom.router.laboratory.client import Client
 from schedloom.router.laboratory.clock import simulate
 from schedloom.router.laboratory.engines import SimulatedResponse
 from schedloom.router.settings import router_settings
-from schedloom.router.upstream import ConnectFailed, UpstreamRequest
 
 PREFILL_TOKENS_PER_SECOND: Final = 8_000.0
 APPEND_TOKENS_PER_SECOND: Final = 16_000.0

@@ -13,38 +13,38 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from schedloom import __version__
 from schedloom.core.composition import compose
 from schedloom.core.registry import Registry
-from schedloom.router.arrivals import Arrivals
 from schedloom.router.attempts import Attempts
-from schedloom.router.breaker import Clock
-from schedloom.router.changes import Changes
-from schedloom.router.client import HttpUpstream
-from schedloom.router.deadlines import Deadlines
-from schedloom.router.dialect import COMPLETIONS, DIALECTS
 from schedloom.router.endpoint import Door, Generation, read_body
 from schedloom.router.events.listener import Events
 from schedloom.router.events.none import NobodyTells
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import build_fleet
+from schedloom.router.fleet.breaker import Clock
+from schedloom.router.fleet.changes import Changes
+from schedloom.router.fleet.fleet import build_fleet
+from schedloom.router.fleet.membership import Membership
+from schedloom.router.fleet.roster import Roster
 from schedloom.router.gate import Gate
-from schedloom.router.headers import ClientHeaders, SessionNames
+from schedloom.router.http.arrivals import Arrivals
+from schedloom.router.http.client import HttpUpstream
+from schedloom.router.http.deadlines import Deadlines
+from schedloom.router.http.line import ClientGone, line_of
+from schedloom.router.http.upstream import Upstream
 from schedloom.router.learning import Lessons
-from schedloom.router.line import ClientGone, line_of
-from schedloom.router.membership import Membership
-from schedloom.router.metrics import Metrics
 from schedloom.router.openapi import MODEL_PATH, MODELS_PATH, OPENAPI_PATH, openapi
-from schedloom.router.patience import PatientSessions
 from schedloom.router.pipeline import Pipeline
 from schedloom.router.reply import JSON, Reply
-from schedloom.router.roster import Roster
+from schedloom.router.requests.dialect import COMPLETIONS, DIALECTS
+from schedloom.router.requests.headers import ClientHeaders, SessionNames
+from schedloom.router.requests.tenants import Tenants
 from schedloom.router.selection import Excuses, Selection, View
-from schedloom.router.sessions import MemorySessions, SessionsAtHand, SessionStore
+from schedloom.router.sessions.patience import PatientSessions
+from schedloom.router.sessions.store import MemorySessions, SessionsAtHand, SessionStore
 from schedloom.router.settings import RouterSettings
-from schedloom.router.standing import Standing
-from schedloom.router.tenants import Tenants
+from schedloom.router.telemetry.metrics import Metrics
+from schedloom.router.telemetry.standing import Standing
+from schedloom.router.telemetry.traces import Traces
 from schedloom.router.tokens import Tokens
-from schedloom.router.traces import Traces
 from schedloom.router.transfer.callbacks import CALLBACK_PATH, MAX_CALLBACK_BYTES, Callbacks
-from schedloom.router.upstream import Upstream
 
 
 class RouterApp:

@@ -6,18 +6,20 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable
 
-from schedloom.router.breaker import Clock, RetryBudget
-from schedloom.router.call import Call, new_request_id
 from schedloom.router.dispatch import Dispatcher
 from schedloom.router.effort import A_PASS, Effort
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Doubt, Fleet
+from schedloom.router.fleet.breaker import Clock, RetryBudget
+from schedloom.router.fleet.fleet import Doubt, Fleet
+from schedloom.router.fleet.worker import Target, Worker
+from schedloom.router.http.upstream import TooLate, Upstream
 from schedloom.router.learning import Lessons
-from schedloom.router.metrics import Metrics
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
+from schedloom.router.requests.call import Call, new_request_id
 from schedloom.router.selection import Selection
 from schedloom.router.settings import RouterSettings
+from schedloom.router.telemetry.metrics import Metrics
 from schedloom.router.tokens import Tokens
 from schedloom.router.transfer.callbacks import Callbacks, callback_origin
 from schedloom.router.transfer.layerwise import LayerwiseTransfer
@@ -27,8 +29,6 @@ from schedloom.router.transfer.pull import PullTransfer
 from schedloom.router.transfer.pull_back import PullBack
 from schedloom.router.transfer.push import PushTransfer
 from schedloom.router.transfer.terms import Terms
-from schedloom.router.upstream import TooLate, Upstream
-from schedloom.router.worker import Target, Worker
 
 log = logging.getLogger(__name__)
 

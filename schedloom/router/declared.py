@@ -7,10 +7,10 @@ from typing import Any
 
 from schedloom.core.diagnosis import Prospect
 from schedloom.core.policy import Policy
-from schedloom.router.checks import KINDS, Member, complaints, doubt, unnamed
 from schedloom.router.extras import missing
+from schedloom.router.fleet.checks import KINDS, Member, complaints, doubt, unnamed
+from schedloom.router.fleet.worker import Worker
 from schedloom.router.settings import BY_OPTIONS, RouterSettings
-from schedloom.router.worker import Worker
 
 
 def forecast(values: Mapping[str, Any], section: RouterSettings, policies: Sequence[Policy]) -> Prospect:

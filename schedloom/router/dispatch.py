@@ -11,17 +11,9 @@ from typing import TypeVar
 
 from schedloom.core.continuation import CONTINUABLE_KEY
 from schedloom.core.routing import Leg
-from schedloom.router.call import Call
 from schedloom.router.failures import Failure
-from schedloom.router.headers import RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, session_value
-from schedloom.router.keys import KEY_REFUSED, about_refused_key, engine_authorization
-from schedloom.router.learning import Lessons
-from schedloom.router.metrics import Metrics
-from schedloom.router.relay import Outcome, failure_of, relay
-from schedloom.router.reply import Reply
-from schedloom.router.settings import RouterSettings
-from schedloom.router.sse import tells_an_error
-from schedloom.router.upstream import (
+from schedloom.router.fleet.worker import Service, Target, Worker
+from schedloom.router.http.upstream import (
     ConnectFailed,
     TimedOut,
     Timeouts,
@@ -31,7 +23,15 @@ from schedloom.router.upstream import (
     UpstreamRequest,
     lines_of,
 )
-from schedloom.router.worker import Service, Target, Worker
+from schedloom.router.keys import KEY_REFUSED, about_refused_key, engine_authorization
+from schedloom.router.learning import Lessons
+from schedloom.router.relay import Outcome, failure_of, relay
+from schedloom.router.reply import Reply
+from schedloom.router.requests.call import Call
+from schedloom.router.requests.headers import RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, session_value
+from schedloom.router.settings import RouterSettings
+from schedloom.router.sse import tells_an_error
+from schedloom.router.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

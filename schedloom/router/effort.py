@@ -6,8 +6,8 @@ from typing import Final
 
 from schedloom.router.dispatch import Unreached
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Doubt, Doubts, Fleet
-from schedloom.router.worker import Worker
+from schedloom.router.fleet.fleet import Doubt, Doubts, Fleet
+from schedloom.router.fleet.worker import Worker
 
 MOST_DISPATCHES: Final = 5
 """A local attempt, a Prefiller and a Decoder, and two for what of them fails."""

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from schedloom.router.bounds import Bounds, OutputBounds
-from schedloom.router.call import read_call
-from schedloom.router.deadlines import Deadlines
-from schedloom.router.dialect import DIALECTS
 from schedloom.router.failures import Failure, Shed
 from schedloom.router.gate import Gate
-from schedloom.router.headers import ClientHeaders, SessionNames
-from schedloom.router.line import LINE, ClientGone, Line, line_of
-from schedloom.router.metrics import Metrics
+from schedloom.router.http.deadlines import Deadlines
+from schedloom.router.http.line import LINE, ClientGone, Line, line_of
 from schedloom.router.pipeline import Pipeline
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
-from schedloom.router.tenants import Tenants
-from schedloom.router.traces import Traces
+from schedloom.router.requests.bounds import Bounds, OutputBounds
+from schedloom.router.requests.call import read_call
+from schedloom.router.requests.dialect import DIALECTS
+from schedloom.router.requests.headers import ClientHeaders, SessionNames
+from schedloom.router.requests.tenants import Tenants
+from schedloom.router.telemetry.metrics import Metrics
+from schedloom.router.telemetry.traces import Traces
 from schedloom.router.watch import Watch
 
 log = logging.getLogger(__name__)

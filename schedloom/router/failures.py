@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 if TYPE_CHECKING:
-    from schedloom.router.worker import Worker
+    from schedloom.router.fleet.worker import Worker
 
 Headers = Sequence[tuple[bytes, bytes]]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from schedloom.core.composition import PolicySet
 from schedloom.core.routing import AttemptReport, Ending, Leg
-from schedloom.router.call import Call
+from schedloom.router.fleet.worker import Service
+from schedloom.router.http.upstream import UpstreamResponse
+from schedloom.router.requests.call import Call
 from schedloom.router.selection import Excuses, View
-from schedloom.router.upstream import UpstreamResponse
-from schedloom.router.worker import Service
 
 if TYPE_CHECKING:
     from schedloom.router.dispatch import Dispatch

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from schedloom import __version__
-from schedloom.router.dialect import DIALECTS
-from schedloom.router.guard import EXTRA_ARGUMENTS, SESSION_KEYS
-from schedloom.router.headers import (
+from schedloom.router.requests.dialect import DIALECTS
+from schedloom.router.requests.guard import EXTRA_ARGUMENTS, SESSION_KEYS
+from schedloom.router.requests.headers import (
     API_KEY_HEADER,
     DECISION_HEADER,
     DECODER_HEADER,

@@ -9,19 +9,19 @@ from typing import Any
 from schedloom.core.composition import Hook, PolicySet
 from schedloom.core.routing import Attempt, Route, SessionOwner
 from schedloom.router.attempts import Attempts
-from schedloom.router.call import Call
-from schedloom.router.continuation import Continuation
+from schedloom.router.continuation.continuation import Continuation
 from schedloom.router.effort import Effort
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet
-from schedloom.router.metrics import Metrics
+from schedloom.router.fleet.fleet import Fleet
+from schedloom.router.fleet.worker import Health, Target
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
+from schedloom.router.requests.call import Call
 from schedloom.router.selection import Excuses, Selection
-from schedloom.router.sessions import SessionKey, SessionsAtHand, SessionStore
+from schedloom.router.sessions.store import SessionKey, SessionsAtHand, SessionStore
 from schedloom.router.settings import RouterSettings
+from schedloom.router.telemetry.metrics import Metrics
 from schedloom.router.tokens import Tokens
-from schedloom.router.worker import Health, Target
 
 
 class Pipeline:

@@ -11,15 +11,15 @@ from typing import Any
 import orjson
 
 from schedloom.core.continuation import HandBack
+from schedloom.router.continuation.story import Story, handed_back, handed_back_in
+from schedloom.router.continuation.told import Differs
 from schedloom.router.failures import Failure
-from schedloom.router.headers import answered, answered_lines
+from schedloom.router.http.upstream import UpstreamError, UpstreamResponse, header
 from schedloom.router.opening import Beginning, StreamOpening, rejection_in
 from schedloom.router.reply import Reply
+from schedloom.router.requests.headers import answered, answered_lines
 from schedloom.router.sse import EventFramer, tells_an_error
-from schedloom.router.story import Story, handed_back, handed_back_in
-from schedloom.router.told import Differs
 from schedloom.router.transfer.redaction import TRANSFER_KEY, redacted_answer, redacted_events
-from schedloom.router.upstream import UpstreamError, UpstreamResponse, header
 
 
 class Outcome(Enum):

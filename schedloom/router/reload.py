@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.declared import refusals
+from schedloom.router.fleet.roster import Roster
 from schedloom.router.hangup import hangups
-from schedloom.router.roster import Roster
 from schedloom.router.settings import RouterSettings
 from schedloom.router.tasks import stopped
 

@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from schedloom.core.routing import SessionOwner
-from schedloom.router.dialect import COMPLETIONS, Dialect
+from schedloom.router.continuation.story import Story
 from schedloom.router.failures import Failure, error_body
-from schedloom.router.headers import lines_about
-from schedloom.router.line import Line
-from schedloom.router.story import Story
+from schedloom.router.http.line import Line
+from schedloom.router.http.upstream import lines_of
+from schedloom.router.requests.dialect import COMPLETIONS, Dialect
+from schedloom.router.requests.headers import lines_about
 from schedloom.router.transfer.turn import Turn
-from schedloom.router.upstream import lines_of
 
 if TYPE_CHECKING:
-    from schedloom.router.traces import Trace
+    from schedloom.router.telemetry.traces import Trace
 
 JSON = b"content-type: application/json\r\n"
 

@@ -11,11 +11,11 @@ from random import Random
 
 from schedloom.core.composition import Hook, PolicySet
 from schedloom.core.routing import Leg, Residency
-from schedloom.router.breaker import Clock
-from schedloom.router.call import Call
-from schedloom.router.fleet import NO_DOUBTS, Doubts, Fleet, in_turn
-from schedloom.router.metrics import Metrics
-from schedloom.router.worker import Target
+from schedloom.router.fleet.breaker import Clock
+from schedloom.router.fleet.fleet import NO_DOUBTS, Doubts, Fleet, in_turn
+from schedloom.router.fleet.worker import Target
+from schedloom.router.requests.call import Call
+from schedloom.router.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ import uvloop
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
-from schedloom.router.checks import doubt
-from schedloom.router.clients import Limits
+from schedloom.router.fleet.checks import doubt
+from schedloom.router.fleet.roster import Roster
+from schedloom.router.http.clients import Limits
+from schedloom.router.http.server import BACKLOG, Server
 from schedloom.router.logs import common
 from schedloom.router.reload import Again, Reloading
-from schedloom.router.roster import Roster
-from schedloom.router.server import BACKLOG, Server
-from schedloom.router.sessions import SessionKey, SessionStore
+from schedloom.router.sessions.store import SessionKey, SessionStore
 from schedloom.router.settings import RouterSettings
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -90,7 +90,7 @@ def open_store(settings: RouterSettings, roster: Roster) -> SessionStore | None:
     """Where sessions are kept outside this process, if anywhere."""
     if settings.session_store is None:
         return None
-    from schedloom.router.redis_sessions import RedisSessions
+    from schedloom.router.sessions.redis import RedisSessions
 
     return RedisSessions(settings.session_store, roster, settings.session_idle_seconds)
 

@@ -16,7 +16,7 @@ from schedloom.core.reading import read_mapping
 from schedloom.core.settings import StrictSettings
 from schedloom.core.wire import EngineContract, KvEndpoint
 from schedloom.router.addresses import VISIBLE, CollectorUrl, EngineUrl, StoreUrl
-from schedloom.router.bounds import MAX_CHOICES, Bounds
+from schedloom.router.requests.bounds import MAX_CHOICES, Bounds
 
 OWNER_POLICY = "session_owner"
 PULL_BACK_POLICY = "pull_back"

@@ -6,14 +6,14 @@ import time
 
 import orjson
 
-from schedloom.router.body import are_token_ids
-from schedloom.router.call import Call
-from schedloom.router.fleet import Fleet
+from schedloom.router.fleet.fleet import Fleet
+from schedloom.router.http.upstream import Header, Timeouts, Upstream, UpstreamError, UpstreamRequest, lines_of
 from schedloom.router.keys import engine_authorization
-from schedloom.router.metrics import Metrics
+from schedloom.router.requests.body import are_token_ids
+from schedloom.router.requests.call import Call
 from schedloom.router.settings import RouterSettings
 from schedloom.router.sse import parsed
-from schedloom.router.upstream import Header, Timeouts, Upstream, UpstreamError, UpstreamRequest, lines_of
+from schedloom.router.telemetry.metrics import Metrics
 
 _KEYS = (
     "model",

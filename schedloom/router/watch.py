@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from schedloom.router.deadlines import Deadlines
 from schedloom.router.failures import Failure
-from schedloom.router.line import ClientGone, Line
+from schedloom.router.http.deadlines import Deadlines
+from schedloom.router.http.line import ClientGone, Line
 
 
 class Watch:

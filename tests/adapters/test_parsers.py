@@ -11,9 +11,9 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.parser.parser_manager import ParserManager
 
 from schedloom.demo.model import cached_model
-from schedloom.router.continuable import SEAMLESS_REASONING, SEAMLESS_TOOLS
+from schedloom.router.continuation.continuable import SEAMLESS_REASONING, SEAMLESS_TOOLS
+from schedloom.router.continuation.told import Differs, Retold, Told
 from schedloom.router.sse import event_of
-from schedloom.router.told import Differs, Retold, Told
 
 TAGS = [
     "<tool_call>",

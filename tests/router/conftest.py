@@ -9,10 +9,10 @@ import pytest
 
 from schedloom.router import endpoint
 from schedloom.router.app import RouterApp
+from schedloom.router.http.upstream import UpstreamRequest
 from schedloom.router.laboratory.client import Client
-from schedloom.router.sessions import MemorySessions
+from schedloom.router.sessions.store import MemorySessions
 from schedloom.router.settings import RouterSettings, WorkerSettings, router_settings
-from schedloom.router.upstream import UpstreamRequest
 from tests.router.fakes import FakeEngine, FakeResponse, FakeUpstream
 
 

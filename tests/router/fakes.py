@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schedloom.core.wire import CONTRACT_PATH, LOCAL_ATTEMPT_KEY, REJECTION_PREFIX, EngineContract, Role
-from schedloom.router.upstream import BrokenOff, ConnectFailed, TooLate, UpstreamRequest, UpstreamResponse
+from schedloom.router.http.upstream import BrokenOff, ConnectFailed, TooLate, UpstreamRequest, UpstreamResponse
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"

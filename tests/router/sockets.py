@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager, suppress
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from schedloom.router.clients import Limits
+from schedloom.router.http.clients import Limits
+from schedloom.router.http.server import Server
 from schedloom.router.serve import address_of, listen
-from schedloom.router.server import Server
 from tests.router.fakes import FakeEngine, Seen
 from tests.router.waiting import PATIENCE_SECONDS
 

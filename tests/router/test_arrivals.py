@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from schedloom.router.arrivals import Arrivals
-from schedloom.router.clients import Limits
-from schedloom.router.protocol import ClientConnection
-from schedloom.router.server import Server
+from schedloom.router.http.arrivals import Arrivals
+from schedloom.router.http.clients import Limits
+from schedloom.router.http.protocol import ClientConnection
+from schedloom.router.http.server import Server
 from tests.router.conftest import Make
 from tests.router.fakes import decoder, prefiller
 from tests.router.sockets import served

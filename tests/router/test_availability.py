@@ -18,9 +18,9 @@ import pytest
 
 from schedloom.core.wire import CONTRACT_PATH, KvEndpoint, Role
 from schedloom.router.app import RouterApp
+from schedloom.router.http.upstream import ConnectFailed, TimedOut
 from schedloom.router.laboratory.client import Client
 from schedloom.router.laboratory.clock import simulate
-from schedloom.router.upstream import ConnectFailed, TimedOut
 from tests.router.conftest import settings_for
 from tests.router.fakes import BROKEN, EVENTS, JSON, Answer, FakeEngine, FakeUpstream, Seen, contract
 

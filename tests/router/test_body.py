@@ -9,9 +9,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from schedloom.router.body import GenerationBody
 from schedloom.router.failures import Failure
-from schedloom.router.headers import session_value
+from schedloom.router.requests.body import GenerationBody
+from schedloom.router.requests.headers import session_value
 from tests.router.conftest import Make
 from tests.router.fakes import Answer, decoder, prefiller, transfer_parameters
 

@@ -5,11 +5,11 @@ from contextlib import suppress
 import pytest
 
 from schedloom.core.wire import Role
-from schedloom.router.breaker import BASE_SECONDS, CONSECUTIVE_FAILURES, LONGEST_SECONDS, Breaker, RetryBudget
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet
+from schedloom.router.fleet.breaker import BASE_SECONDS, CONSECUTIVE_FAILURES, LONGEST_SECONDS, Breaker, RetryBudget
+from schedloom.router.fleet.fleet import Fleet
+from schedloom.router.fleet.worker import Worker
 from schedloom.router.settings import WorkerSettings
-from schedloom.router.worker import Worker
 from tests.router.clock import Clock
 from tests.router.fakes import Answer, FakeResponse, contract, prefiller
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from schedloom.router import client, upstream_exchange
-from schedloom.router.client import HttpUpstream
-from schedloom.router.serve import listen
-from schedloom.router.upstream import (
+from schedloom.router.http import client, upstream_exchange
+from schedloom.router.http.client import HttpUpstream
+from schedloom.router.http.upstream import (
     BrokenOff,
     ConnectFailed,
     TimedOut,
@@ -25,6 +24,7 @@ from schedloom.router.upstream import (
     UpstreamRequest,
     header,
 )
+from schedloom.router.serve import listen
 from tests.router.sockets import raw_server
 from tests.router.waiting import PATIENCE_SECONDS, until
 
@@ -581,7 +581,7 @@ async def test_a_prefill_over_tls_is_cancelled_too(
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     theirs.load_cert_chain(certificate)
     ours = ssl.create_default_context(cafile=f"{certificate}.crt")
-    monkeypatch.setattr("schedloom.router.client._tls_context", lambda: ours)
+    monkeypatch.setattr("schedloom.router.http.client._tls_context", lambda: ours)
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=theirs)
     origin = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     request = post(origin, on_late_answer=lambda *said: None)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schedloom.core.wire import EngineContract, Role
-from schedloom.router.continuable import is_continuable, is_seamless
+from schedloom.router.continuation.continuable import is_continuable, is_seamless
 
 CHAT: dict[str, object] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, object] = {"model": "m", "prompt": "hi"}

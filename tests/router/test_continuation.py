@@ -13,9 +13,9 @@ from openai import AsyncOpenAI
 
 from schedloom.core.continuation import HANDED_BACK_PREFIX, HandBack, Ticket
 from schedloom.router.app import RouterApp
+from schedloom.router.http.upstream import BrokenOff
 from schedloom.router.laboratory.client import Received
 from schedloom.router.settings import router_settings
-from schedloom.router.upstream import BrokenOff
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import EVENTS, Answer, FakeEngine, decoder, prefiller
 from tests.router.recomputing import PROMPT, TEXT, TOKENS, recomputing

@@ -20,19 +20,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.wire import REJECTION_PREFIX, Role
-from schedloom.router import changes
 from schedloom.router.app import RouterApp
-from schedloom.router.client import HttpUpstream
+from schedloom.router.fleet import changes
+from schedloom.router.fleet.roster import Roster
+from schedloom.router.fleet.worker import Target, Worker
+from schedloom.router.http.client import HttpUpstream
+from schedloom.router.http.upstream import UpstreamRequest
 from schedloom.router.laboratory.client import Client
 from schedloom.router.laboratory.clock import simulate
 from schedloom.router.laboratory.engines import MODEL, Faults, SimulatedEngine, SimulatedResponse
 from schedloom.router.laboratory.promises import wrongs_of_town
 from schedloom.router.laboratory.town import Town
 from schedloom.router.laboratory.upstream import SimulatedUpstream
-from schedloom.router.roster import Roster
 from schedloom.router.settings import WorkerSettings, router_settings
-from schedloom.router.upstream import UpstreamRequest
-from schedloom.router.worker import Target, Worker
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import (
     EVENTS,

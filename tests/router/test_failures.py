@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schedloom.core.wire import Role
-from schedloom.router.upstream import BrokenOff, ConnectFailed, TimedOut
+from schedloom.router.http.upstream import BrokenOff, ConnectFailed, TimedOut
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import (
     BROKEN,

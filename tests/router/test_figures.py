@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from schedloom.router.figures import Counts, Durations
-from schedloom.router.metrics import Metrics
-from schedloom.router.shared_figures import SharedFigures, bury
+from schedloom.router.telemetry.figures import Counts, Durations
+from schedloom.router.telemetry.metrics import Metrics
+from schedloom.router.telemetry.shared_figures import SharedFigures, bury
 
 LIMITS = (0.5, 1, 2.5)
 

@@ -7,10 +7,10 @@ import pytest
 from schedloom.core.routing import SessionOwner
 from schedloom.core.wire import Role
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet, build_fleet
-from schedloom.router.roster import Roster
+from schedloom.router.fleet.fleet import Fleet, build_fleet
+from schedloom.router.fleet.roster import Roster
+from schedloom.router.fleet.worker import Health, Worker
 from schedloom.router.settings import WorkerSettings
-from schedloom.router.worker import Health, Worker
 from tests.router.fakes import contract
 
 

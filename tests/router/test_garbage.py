@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 import orjson
 import pytest
 
-from schedloom.router.body import GenerationBody
-from schedloom.router.call import Call
 from schedloom.router.dispatch import Dispatch
-from schedloom.router.exchange import ClientExchange
+from schedloom.router.fleet.worker import Service
+from schedloom.router.http.exchange import ClientExchange
+from schedloom.router.http.upstream import lines_of
 from schedloom.router.reply import Reply
-from schedloom.router.upstream import lines_of
+from schedloom.router.requests.body import GenerationBody
+from schedloom.router.requests.call import Call
 from schedloom.router.watch import Watch
-from schedloom.router.worker import Service
 from tests.router.conftest import Make
 from tests.router.fakes import Answer, decoder, prefiller
 from tests.router.test_server import connected

@@ -15,10 +15,10 @@ import pytest
 
 from schedloom.core.wire import Role
 from schedloom.router.app import RouterApp
-from schedloom.router.client import HttpUpstream
+from schedloom.router.fleet.worker import Health, Worker
+from schedloom.router.http.client import HttpUpstream
+from schedloom.router.http.upstream import TimedOut, UpstreamRequest
 from schedloom.router.settings import router_settings
-from schedloom.router.upstream import TimedOut, UpstreamRequest
-from schedloom.router.worker import Health, Worker
 from tests.router.sockets import raw_server, served
 from tests.router.waiting import until
 

@@ -21,11 +21,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from schedloom.router.fleet.roster import Roster
 from schedloom.router.hangup import Hangups
 from schedloom.router.processes import supervisor
 from schedloom.router.processes.assignment import Assignment
 from schedloom.router.reload import Reloading
-from schedloom.router.roster import Roster
 from schedloom.router.serve import listen
 from schedloom.router.settings import router_settings
 from tests.router.fakes import FakeEngine, decoder, prefiller

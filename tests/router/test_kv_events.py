@@ -22,9 +22,9 @@ from schedloom.core.wire import Role
 from schedloom.router.events import ledger as ledgers
 from schedloom.router.events.ledger import BlockLedger, Prompt
 from schedloom.router.events.listener import Events
-from schedloom.router.fleet import Fleet
+from schedloom.router.fleet.fleet import Fleet
+from schedloom.router.fleet.worker import Worker
 from schedloom.router.settings import WorkerSettings
-from schedloom.router.worker import Worker
 from tests.router.conftest import Make
 from tests.router.fakes import MODEL, Answer, contract, decoder, prefiller
 from tests.router.waiting import PATIENCE_SECONDS

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from schedloom.core.wire import Role
-from schedloom.router.upstream import TimedOut
+from schedloom.router.http.upstream import TimedOut
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, FakeEngine, Seen, contract
 from tests.router.waiting import PATIENCE_SECONDS, until

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 
 from schedloom.router.app import RouterApp
-from schedloom.router.clients import Limits
+from schedloom.router.http.clients import Limits
 from schedloom.router.serve import limits_of
 from tests.router.conftest import settings_for
 from tests.router.fakes import Answer, FakeUpstream, decoder, prefiller

@@ -12,13 +12,13 @@ import pytest
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.wire import KvEndpoint, Role
 from schedloom.router.app import RouterApp
-from schedloom.router.checks import complaint
+from schedloom.router.fleet.checks import complaint
+from schedloom.router.fleet.worker import Health, Worker
+from schedloom.router.http.upstream import TimedOut, UpstreamRequest
 from schedloom.router.laboratory.clock import simulate
 from schedloom.router.serve import tell_doubts
 from schedloom.router.settings import WorkerSettings, router_settings
 from schedloom.router.transfer.modes import Mode
-from schedloom.router.upstream import TimedOut, UpstreamRequest
-from schedloom.router.worker import Health, Worker
 from tests.router.conftest import Make, settings_for
 from tests.router.fakes import Answer, FakeEngine, FakeResponse, FakeUpstream, contract, decoder, prefiller
 from tests.router.waiting import until

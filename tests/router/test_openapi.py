@@ -15,9 +15,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from schedloom.router.app import RouterApp
-from schedloom.router.dialect import DIALECTS
+from schedloom.router.http.upstream import TimedOut
+from schedloom.router.requests.dialect import DIALECTS
 from schedloom.router.settings import router_settings
-from schedloom.router.upstream import TimedOut
 from tests.router.conftest import Make
 from tests.router.fakes import BROKEN, Answer, FakeEngine, FakeUpstream, Seen, decoder, prefiller
 from tests.router.sockets import served

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from schedloom.router.outbox import Outbox
+from schedloom.router.http.outbox import Outbox
 
 pytestmark = pytest.mark.anyio
 

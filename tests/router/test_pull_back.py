@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schedloom.router.changes import LOOK_SECONDS
+from schedloom.router.fleet.changes import LOOK_SECONDS
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, Seen, decoder, prefiller
 from tests.router.keeping import BIDIRECTIONAL, Fleet, KeepingDecoder, tokens_of

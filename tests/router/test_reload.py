@@ -23,8 +23,8 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.router import logs, serve
 from schedloom.router.app import RouterApp
 from schedloom.router.commands import route
+from schedloom.router.fleet.roster import Roster
 from schedloom.router.reload import Reloading
-from schedloom.router.roster import Roster
 from schedloom.router.settings import RouterSettings, WorkerSettings, router_settings
 from tests.router.fakes import EVENTS, Answer, FakeEngine, decoder, event_bytes, prefiller
 from tests.router.sockets import asgi, served
@@ -290,7 +290,7 @@ async def test_what_all_processes_see_alike_is_logged_once_and_the_rest_tells_by
     tellers = {teller for _, teller in told}
     assert sum(len(by_whom[text]) for text in ALIKE) == len(told) == len(ALIKE) * len(tellers)
     if count == 1:
-        assert tellers == {"schedloom.router.engines:"} and by_whom[BY_EACH] == ["schedloom.router.changes:"]
+        assert tellers == {"schedloom.router.engines:"} and by_whom[BY_EACH] == ["schedloom.router.fleet.changes:"]
     else:
         assert tellers <= processes and len(tellers) == (2 if level == "debug" else 1)
         assert set(by_whom[BY_EACH]) == processes and len(by_whom[BY_EACH]) == count

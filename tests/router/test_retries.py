@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from schedloom.router.breaker import CONSECUTIVE_FAILURES
-from schedloom.router.upstream import BrokenOff, ConnectFailed
+from schedloom.router.fleet.breaker import CONSECUTIVE_FAILURES
+from schedloom.router.http.upstream import BrokenOff, ConnectFailed
 from tests.router.conftest import Make
 from tests.router.fakes import BROKEN, EVENTS, Answer, FakeEngine, Seen, decoder, event_bytes, prefiller
 from tests.router.waiting import in_one_of

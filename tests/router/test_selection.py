@@ -16,16 +16,16 @@ from schedloom.core.composition import PolicyChoice, PolicySet, compose
 from schedloom.core.policy import ScoreSettings
 from schedloom.core.routing import AttemptReport, Candidate, Ending, Leg, Question
 from schedloom.core.wire import Role
-from schedloom.router.call import Call, read_call
 from schedloom.router.events.none import NobodyTells
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Doubt, Fleet
-from schedloom.router.headers import ClientHeaders
+from schedloom.router.fleet.fleet import Doubt, Fleet
+from schedloom.router.fleet.worker import Health, Worker
 from schedloom.router.learning import Lessons
-from schedloom.router.metrics import Metrics
+from schedloom.router.requests.call import Call, read_call
+from schedloom.router.requests.headers import ClientHeaders
 from schedloom.router.selection import Excuses, Selection, View
 from schedloom.router.settings import WorkerSettings
-from schedloom.router.worker import Health, Worker
+from schedloom.router.telemetry.metrics import Metrics
 from tests.core.fakes import FakeRegistry
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, contract, decoder, prefiller

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from schedloom.router.clients import Limits
-from schedloom.router.line import line_of
+from schedloom.router.http.clients import Limits
+from schedloom.router.http.line import line_of
 from tests.router.sockets import served
 from tests.router.waiting import PATIENCE_SECONDS, in_one_of, until
 

@@ -17,16 +17,16 @@ import pytest
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import SessionOwner
-from schedloom.router import patience
 from schedloom.router.app import RouterApp
+from schedloom.router.fleet.roster import Roster
 from schedloom.router.laboratory.client import Client
-from schedloom.router.metrics import Metrics
-from schedloom.router.patience import REST_SECONDS, PatientSessions
-from schedloom.router.redis_sessions import RedisSessions
-from schedloom.router.roster import Roster
 from schedloom.router.serve import tell_doubts
-from schedloom.router.sessions import MemorySessions, SessionKey
+from schedloom.router.sessions import patience
+from schedloom.router.sessions.patience import REST_SECONDS, PatientSessions
+from schedloom.router.sessions.redis import RedisSessions
+from schedloom.router.sessions.store import MemorySessions, SessionKey
 from schedloom.router.settings import WorkerSettings, router_settings
+from schedloom.router.telemetry.metrics import Metrics
 from tests.router.clock import Clock
 from tests.router.conftest import settings_for
 from tests.router.fakes import FakeUpstream, decoder, prefiller

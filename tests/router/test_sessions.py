@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from schedloom.core.routing import SessionOwner
-from schedloom.router.sessions import MemorySessions, SessionKey
+from schedloom.router.sessions.store import MemorySessions, SessionKey
 from tests.router.clock import Clock
 
 pytestmark = pytest.mark.anyio

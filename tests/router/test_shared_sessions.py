@@ -14,8 +14,8 @@ import pytest
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import SessionOwner
 from schedloom.router.app import RouterApp
-from schedloom.router.processes.table import SharedSessions
-from schedloom.router.sessions import SessionKey
+from schedloom.router.sessions.store import SessionKey
+from schedloom.router.sessions.table import SharedSessions
 from schedloom.router.settings import router_settings
 from tests.router.clock import Clock
 from tests.router.conftest import settings_for

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from schedloom.router.client import HttpUpstream
-from schedloom.router.upstream import TimedOut, Timeouts, UpstreamRequest
+from schedloom.router.http.client import HttpUpstream
+from schedloom.router.http.upstream import TimedOut, Timeouts, UpstreamRequest
 from tests.router.sockets import raw_server
 from tests.router.waiting import PATIENCE_SECONDS
 

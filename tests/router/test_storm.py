@@ -10,8 +10,8 @@ import asyncio
 import pytest
 
 from schedloom.core.wire import Role
+from schedloom.router.http.upstream import TimedOut
 from schedloom.router.laboratory.clock import simulate
-from schedloom.router.upstream import TimedOut
 from tests.router.fakes import JSON, Answer, Seen
 from tests.router.test_availability import (
     CONNECTORS,

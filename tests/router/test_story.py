@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from schedloom.core.continuation import HANDED_BACK_PREFIX, HandBack
+from schedloom.router.continuation.story import handed_back, handed_back_in
 from schedloom.router.failures import Failure
-from schedloom.router.story import handed_back, handed_back_in
 from tests.router.retelling import event
 
 BACK = HandBack("no_blocks", (1, 2, 3), (4, 5))

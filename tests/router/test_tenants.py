@@ -8,8 +8,8 @@ import pytest
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.laboratory.client import Received
+from schedloom.router.requests.tenants import Tenants
 from schedloom.router.settings import router_settings
-from schedloom.router.tenants import Tenants
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import FakeEngine, decoder, prefiller
 

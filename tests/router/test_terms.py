@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from schedloom.core.wire import KvEndpoint, Role
-from schedloom.router.body import GenerationBody
-from schedloom.router.call import Call
 from schedloom.router.failures import Failure
-from schedloom.router.headers import ClientHeaders
-from schedloom.router.metrics import Metrics
+from schedloom.router.fleet.worker import Target, Worker
+from schedloom.router.requests.body import GenerationBody
+from schedloom.router.requests.call import Call
+from schedloom.router.requests.headers import ClientHeaders
 from schedloom.router.settings import WorkerSettings
+from schedloom.router.telemetry.metrics import Metrics
 from schedloom.router.transfer.modes import Mode
 from schedloom.router.transfer.pull import PullTransfer
 from schedloom.router.transfer.terms import Terms
-from schedloom.router.worker import Target, Worker
 from tests.router.conftest import Make
 from tests.router.fakes import Answer, contract, decoder, prefiller
 from tests.router.keeping import Fleet

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from schedloom.router.continuation.told import Differs, Retold, Told
 from schedloom.router.sse import data_of, parsed, split_events
-from schedloom.router.told import Differs, Retold, Told
 from tests.router.retelling import TEXTS, TOKEN_IDS, TOOLS, Assembled, chunk, event, stream
 
 SEEDS = 300

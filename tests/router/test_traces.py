@@ -14,13 +14,13 @@ import pytest
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from schedloom.router.headers import ClientHeaders
-from schedloom.router.line import AsgiLine
-from schedloom.router.otlp import Kind, Span, collector, written
+from schedloom.router.http.line import AsgiLine
+from schedloom.router.http.upstream import Header, UpstreamRequest, UpstreamResponse
 from schedloom.router.reply import Reply
+from schedloom.router.requests.headers import ClientHeaders
 from schedloom.router.settings import TraceSettings
-from schedloom.router.traces import Traces
-from schedloom.router.upstream import Header, UpstreamRequest, UpstreamResponse
+from schedloom.router.telemetry.otlp import Kind, Span, collector, written
+from schedloom.router.telemetry.traces import Traces
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import Answer, decoder, prefiller
 from tests.router.waiting import in_one_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schedloom.router.upstream import ConnectFailed
+from schedloom.router.http.upstream import ConnectFailed
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import BROKEN, EVENTS, MODEL, Answer, FakeEngine, Seen, decoder, prefiller, transfer_parameters
 from tests.router.waiting import PATIENCE_SECONDS, until

@@ -18,11 +18,7 @@ from typing import Any, ClassVar
 
 from schedloom.core.wire import CONTRACT_PATH, KvEndpoint, Role
 from schedloom.router.app import RouterApp
-from schedloom.router.laboratory.client import Client
-from schedloom.router.laboratory.engines import LEASE, WORDS
-from schedloom.router.laboratory.town import HANDOFF, Turn
-from schedloom.router.settings import router_settings
-from schedloom.router.upstream import (
+from schedloom.router.http.upstream import (
     BrokenOff,
     ConnectFailed,
     TimedOut,
@@ -31,6 +27,10 @@ from schedloom.router.upstream import (
     UpstreamRequest,
     UpstreamResponse,
 )
+from schedloom.router.laboratory.client import Client
+from schedloom.router.laboratory.engines import LEASE, WORDS
+from schedloom.router.laboratory.town import HANDOFF, Turn
+from schedloom.router.settings import router_settings
 from tests.router.fakes import EVENTS, JSON, contract
 
 HEALTH_INTERVAL = 20.0

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from schedloom.core.errors import ConfigurationError
 from schedloom.core.routing import Candidate, Held
 from schedloom.router.events.ledger import BlockLedger, Prompt
-from schedloom.router.fleet import Fleet
+from schedloom.router.fleet.fleet import Fleet
+from schedloom.router.fleet.worker import Worker
 from schedloom.router.tasks import stopped, within
-from schedloom.router.worker import Worker
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schedloom.core.wire import EngineContract, Role
-from schedloom.router.upstream import BrokenOff, TimedOut, UpstreamRequest, UpstreamResponse
-from schedloom.router.worker import APPEND_FEATURE, RECOMPUTE_FEATURE
+from schedloom.router.fleet.worker import APPEND_FEATURE, RECOMPUTE_FEATURE
+from schedloom.router.http.upstream import BrokenOff, TimedOut, UpstreamRequest, UpstreamResponse
 
 LEASE = 12.0
 WORDS = 4

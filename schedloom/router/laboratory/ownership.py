@@ -7,10 +7,10 @@ from typing import Any
 from schedloom.core.routing import SessionOwner
 from schedloom.core.wire import is_local_attempt
 from schedloom.router.app import RouterApp
-from schedloom.router.sessions import SessionKey
-from schedloom.router.tenants import EVERYBODY
-from schedloom.router.upstream import UpstreamRequest
-from schedloom.router.worker import APPEND_FEATURE, Worker
+from schedloom.router.fleet.worker import APPEND_FEATURE, Worker
+from schedloom.router.http.upstream import UpstreamRequest
+from schedloom.router.requests.tenants import EVERYBODY
+from schedloom.router.sessions.store import SessionKey
 
 
 class Ownership:

@@ -6,11 +6,11 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+from schedloom.router.http.upstream import UpstreamRequest, lines_of
 from schedloom.router.laboratory.engines import SimulatedEngine, SimulatedResponse
 from schedloom.router.laboratory.town import Town
 from schedloom.router.laboratory.upstream import SimulatedUpstream
 from schedloom.router.tasks import stopped
-from schedloom.router.upstream import UpstreamRequest, lines_of
 
 SLOW_FAULTS = ("hang", "slow", "stop")
 """They are timeouts: on a real clock they would be waited for."""

@@ -11,6 +11,7 @@ from typing import Any
 from schedloom.core.registry import Registry
 from schedloom.core.wire import Role
 from schedloom.router.app import RouterApp
+from schedloom.router.http.upstream import Upstream
 from schedloom.router.laboratory import GUESSING_POLICY
 from schedloom.router.laboratory.client import Client, Received
 from schedloom.router.laboratory.engines import (
@@ -24,7 +25,6 @@ from schedloom.router.laboratory.engines import (
 from schedloom.router.laboratory.ownership import Ownership
 from schedloom.router.laboratory.upstream import SimulatedUpstream
 from schedloom.router.settings import OWNER_POLICY, RouterSettings, router_settings
-from schedloom.router.upstream import Upstream
 
 HANDOFF = 10.0
 PROMPT = "a" * 3000

@@ -13,6 +13,7 @@ from typing import Any
 
 from schedloom.core.continuation import CONTINUABLE_KEY, RESUME_KEY, HandBack, Ticket, digest
 from schedloom.core.wire import CONTRACT_PATH, LOCAL_ATTEMPT_KEY, REJECTION_PREFIX, Role
+from schedloom.router.http.upstream import BrokenOff, ConnectFailed, TimedOut, TooLate, UpstreamRequest
 from schedloom.router.laboratory.engines import (
     HEALTH_INTERVAL,
     LEASE,
@@ -24,7 +25,6 @@ from schedloom.router.laboratory.engines import (
     SimulatedResponse,
 )
 from schedloom.router.laboratory.ownership import Ownership
-from schedloom.router.upstream import BrokenOff, ConnectFailed, TimedOut, TooLate, UpstreamRequest
 
 
 class SimulatedUpstream:

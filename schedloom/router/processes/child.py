@@ -21,12 +21,12 @@ import uvloop
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.app import RouterApp
+from schedloom.router.fleet.roster import Roster
 from schedloom.router.logs import configure_logging
-from schedloom.router.metrics import Metrics
 from schedloom.router.processes.assignment import SIZE_BYTES, Assignment
-from schedloom.router.processes.table import SharedSessions
-from schedloom.router.roster import Roster
 from schedloom.router.serve import bind, open_store, serve
+from schedloom.router.sessions.table import SharedSessions
+from schedloom.router.telemetry.metrics import Metrics
 
 
 def main() -> None:

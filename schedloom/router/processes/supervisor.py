@@ -20,14 +20,14 @@ import orjson
 import uvloop
 
 from schedloom.core.errors import ConfigurationError
+from schedloom.router.fleet.roster import Roster
 from schedloom.router.processes.assignment import SIZE_BYTES, Assignment, figures_in, for_each
-from schedloom.router.processes.table import SharedSessions
 from schedloom.router.reload import Again, Reloading
-from schedloom.router.roster import Roster
 from schedloom.router.serve import address_of, announce, bind, listen
+from schedloom.router.sessions.table import SharedSessions
 from schedloom.router.settings import RouterSettings
-from schedloom.router.shared_figures import bury
 from schedloom.router.tasks import within
+from schedloom.router.telemetry.shared_figures import bury
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from schedloom.router.failures import Failure
+from schedloom.router.http.upstream import UpstreamError
 from schedloom.router.tasks import stopped
-from schedloom.router.upstream import UpstreamError
 
 Result = TypeVar("Result")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from schedloom.router.failures import Failure
-from schedloom.router.guard import parse_object
+from schedloom.router.requests.guard import parse_object
 from schedloom.router.settings import RouterSettings
 from schedloom.router.transfer.parameters import Parameters
 

@@ -10,6 +10,8 @@ import asyncio
 
 from schedloom.router.dispatch import Dispatcher
 from schedloom.router.failures import Failure
+from schedloom.router.fleet.worker import Target
+from schedloom.router.http.upstream import TooLate
 from schedloom.router.relay import Outcome
 from schedloom.router.tasks import stopped
 from schedloom.router.transfer.background import Background
@@ -18,8 +20,6 @@ from schedloom.router.transfer.parameters import Parameters
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.terms import Terms
 from schedloom.router.transfer.waiting import Wait
-from schedloom.router.upstream import TooLate
-from schedloom.router.worker import Target
 
 
 class LayerwiseTransfer:

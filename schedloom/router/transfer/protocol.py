@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from schedloom.router.call import Call
 from schedloom.router.effort import Effort
 from schedloom.router.failures import Failure
+from schedloom.router.fleet.worker import Target
 from schedloom.router.relay import Outcome
 from schedloom.router.reply import Reply
+from schedloom.router.requests.call import Call
 from schedloom.router.selection import Selection
-from schedloom.router.worker import Target
 
 
 @dataclass(slots=True)

@@ -9,19 +9,19 @@ from typing import Final
 
 import orjson
 
-from schedloom.router.call import Call
 from schedloom.router.dispatch import Dispatch, Dispatcher, was_refused
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import NO_DOUBTS, Doubt, Doubts
+from schedloom.router.fleet.fleet import NO_DOUBTS, Doubt, Doubts
+from schedloom.router.fleet.worker import Target
+from schedloom.router.http.upstream import TooLate
 from schedloom.router.relay import Outcome
+from schedloom.router.requests.call import Call
 from schedloom.router.transfer.background import Background
 from schedloom.router.transfer.modes import families
 from schedloom.router.transfer.parameters import Parameters, transfer_parameters
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.pull_back import Loan, PullBack
 from schedloom.router.transfer.terms import Terms
-from schedloom.router.upstream import TooLate
-from schedloom.router.worker import Target
 
 Choose = Callable[[Call, Doubts], Target]
 

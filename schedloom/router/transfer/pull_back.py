@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from schedloom.core.routing import SessionOwner
-from schedloom.router.body import are_token_ids
-from schedloom.router.breaker import Clock
-from schedloom.router.call import Call
 from schedloom.router.failures import Failure
-from schedloom.router.fleet import Fleet
-from schedloom.router.sessions import SessionKey
+from schedloom.router.fleet.breaker import Clock
+from schedloom.router.fleet.fleet import Fleet
+from schedloom.router.fleet.worker import Target, Worker
+from schedloom.router.requests.body import are_token_ids
+from schedloom.router.requests.call import Call
+from schedloom.router.sessions.store import SessionKey
 from schedloom.router.tokens import Tokens
 from schedloom.router.transfer.parameters import Parameters
 from schedloom.router.transfer.terms import Terms
 from schedloom.router.transfer.turn import Turn
-from schedloom.router.worker import Target, Worker
 
 _Told = TypeVar("_Told")
 

@@ -13,18 +13,18 @@ import asyncio
 import functools
 from collections.abc import Callable
 
-from schedloom.router.call import Call
 from schedloom.router.dispatch import Dispatch, Dispatcher, was_refused
 from schedloom.router.failures import Failure
+from schedloom.router.fleet.worker import Target
+from schedloom.router.http.upstream import TooLate
 from schedloom.router.relay import Outcome
+from schedloom.router.requests.call import Call
 from schedloom.router.sse import is_end, tells_an_error
 from schedloom.router.tasks import stopped
 from schedloom.router.transfer.background import Background
 from schedloom.router.transfer.parameters import Parameters
 from schedloom.router.transfer.protocol import Passage
 from schedloom.router.transfer.waiting import Wait
-from schedloom.router.upstream import TooLate
-from schedloom.router.worker import Target
 
 Choose = Callable[[Call], Target]
 

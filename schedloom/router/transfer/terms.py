@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from schedloom.core.wire import MOST_WORKERS, EngineContract, KvEndpoint
 from schedloom.router.failures import Failure
-from schedloom.router.metrics import Metrics
+from schedloom.router.fleet.worker import Target, Worker
+from schedloom.router.telemetry.metrics import Metrics
 from schedloom.router.transfer.parameters import Parameters
-from schedloom.router.worker import Target, Worker
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from schedloom.router.dispatch import timed_out
 from schedloom.router.failures import Failure
-from schedloom.router.worker import Worker
+from schedloom.router.fleet.worker import Worker
 
 
 class Wait:

@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBa
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
 
 from schedloom.adapters.engine import heartbeats
-from schedloom.router.call import new_request_id
+from schedloom.router.requests.call import new_request_id
 
 GIVEN, OTHER = new_request_id(), new_request_id()
 KEPT = f"cmpl-{GIVEN}-0-1a2b3c4d"

@@ -1,0 +1,1 @@
+"""Requests that an engine hands back, and that go on at another."""

@@ -1,0 +1,1 @@
+"""The engines: which there are, how they are, and who of them may serve."""

@@ -1,0 +1,1 @@
+"""Who owns a session, and where that is kept."""
