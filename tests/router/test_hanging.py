@@ -17,7 +17,7 @@ from schedloom.core.wire import Role
 from schedloom.router.app import RouterApp
 from schedloom.router.fleet.worker import Health, Worker
 from schedloom.router.http.client import HttpUpstream
-from schedloom.router.http.upstream import TimedOut, UpstreamRequest
+from schedloom.router.http.upstream import TimedOut, Timeouts, UpstreamRequest
 from schedloom.router.settings import router_settings
 from tests.router.sockets import raw_server, served
 from tests.router.waiting import until
@@ -204,4 +204,33 @@ async def test_what_waits_for_its_first_output_is_given_up_and_nothing_else() ->
         for task in (page, rest):
             task.cancel()
         begun.close()
+    await upstream.close()
+
+
+@pytest.mark.parametrize("way", ["close", "keep", "cut", "left", "broken"])
+async def test_what_came_is_known_when_its_connection_is_no_more(way: str) -> None:
+    """An engine that is too busy to say how it is may still have answered."""
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        length = b"connection: close\r\n" if way == "close" else b""
+        size = b"4" if way in ("close", "keep") else b"9"
+        writer.write(b"HTTP/1.1 200 OK\r\n" + length + b"content-length: " + size + b"\r\n\r\nword")
+        if way in ("left", "broken"):
+            await reader.read()
+
+    timeouts = Timeouts(silence=0.1 if way == "broken" else 60.0)
+    upstream, now = HttpUpstream(), asyncio.get_running_loop().time
+    async with raw_server(server) as origin:
+        asked_at = now()
+        response = await upstream.send(UpstreamRequest(origin, "GET", "/", timeouts=timeouts))
+        assert await response.read() == b"word"
+        if way == "broken":
+            with pytest.raises(TimedOut):
+                await response.read()
+        response.close()
+        await until(lambda: not upstream._open)
+        assert asked_at <= upstream.heard_at(origin) <= now()
+        upstream.forget(origin)
+        assert upstream.heard_at(origin) == 0.0
     await upstream.close()

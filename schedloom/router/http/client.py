@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from schedloom.router.http.connection import UpstreamConnection
+from schedloom.router.http.connection import Idle, UpstreamConnection
 from schedloom.router.http.outbox import Outbox
 from schedloom.router.http.upstream import BrokenOff, ConnectFailed, TooLate, Unanswered, UpstreamError, UpstreamRequest
 from schedloom.router.http.upstream_exchange import UpstreamExchange
@@ -51,7 +51,7 @@ class HttpUpstream:
 
     def __init__(self, connect_timeout: float = 5.0) -> None:
         self._connect_timeout = connect_timeout
-        self._idle: dict[str, dict[UpstreamConnection, None]] = defaultdict(dict)
+        self._idle: dict[str, Idle] = defaultdict(Idle)
         self._open: set[UpstreamConnection] = set()
         self._opening: set[asyncio.Task[UpstreamConnection]] = set()
         self._outbox = Outbox()
@@ -75,7 +75,8 @@ class HttpUpstream:
             connection.abort()
 
     def heard_at(self, origin: str) -> float:
-        return max((one.heard_at for one in self._open if one.origin == origin), default=0.0)
+        heard = [one.heard_at for one in self._open if one.origin == origin]
+        return max([self._idle[origin].heard_at, *heard]) if origin in self._idle else max(heard, default=0.0)
 
     def give_up(self, origin: str) -> int:
         return sum([one.give_up_waiting() for one in tuple(self._open) if one.origin == origin])

@@ -13,6 +13,14 @@ from schedloom.router.http.upstream import BrokenOff, TimedOut, UpstreamError, U
 from schedloom.router.http.upstream_exchange import UpstreamExchange
 
 
+class Idle(dict["UpstreamConnection", None]):
+    """An engine's connections that are ready for a request. ``heard_at`` is when something came last by one that is no
+    more.
+    """
+
+    heard_at = 0.0
+
+
 class UpstreamConnection(asyncio.Protocol):
     """A connection to one engine, in ``open`` while it lasts, and in ``idle`` while it is ready for a request."""
 
@@ -20,7 +28,7 @@ class UpstreamConnection(asyncio.Protocol):
         self,
         loop: asyncio.AbstractEventLoop,
         origin: str,
-        idle: dict[UpstreamConnection, None],
+        idle: Idle,
         open_: set[UpstreamConnection],
         outbox: Outbox,
     ) -> None:
@@ -57,7 +65,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def heard_at(self) -> float:
-        """When something came last."""
+        """When something came last, of the exchange under way or the one before."""
         return max(self.idle_since, 0.0 if self._exchange is None else self._exchange.heard_at)
 
     def give_up_waiting(self) -> bool:
@@ -140,7 +148,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._open.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        exchange, self._exchange = self._exchange, None
+        exchange = self._last_exchange()
         if exchange is None:
             return
         if exc is None and exchange.until_close:
@@ -179,6 +187,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self.resume()
             self.rest()
         else:
+            self._idle.heard_at = exchange.heard_at
             self.abort()
 
     def _hand_on(self) -> None:
@@ -187,10 +196,16 @@ class UpstreamConnection(asyncio.Protocol):
         self._body.clear()
 
     def _break(self, error: UpstreamError) -> None:
-        exchange, self._exchange = self._exchange, None
+        exchange = self._last_exchange()
         if exchange is not None:
             exchange.fail(error)
         self.abort()
+
+    def _last_exchange(self) -> UpstreamExchange | None:
+        """The one under way, if any. There is no other on this connection."""
+        self._idle.heard_at = max(self._idle.heard_at, self.heard_at)
+        exchange, self._exchange = self._exchange, None
+        return exchange
 
     def _look_by(self, due: float) -> None:
         """One timer serves all exchanges, and is moved only for one that is to be looked at sooner."""

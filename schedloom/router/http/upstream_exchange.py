@@ -181,13 +181,13 @@ class UpstreamExchange(UpstreamResponse):
         count = len(parts)
         data = parts[0] if count == 1 else b"".join(parts)
         self.pieces += count
+        self._last_activity = self._loop.time()
         parts.clear()
         if self._all is not None:
             self._all.append(data)
         elif self._abandoned:
             return self._connection.abort()
         self._body_begun = True
-        self._last_activity = self._loop.time()
         if self._sink is not None:
             try:
                 if self._sink(data):
