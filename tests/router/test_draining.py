@@ -579,7 +579,7 @@ def _sizes(app: RouterApp) -> dict[str, int]:
         "origins": len(upstream._idle),
         "passes": len(app._attempts.beginning) + len(app._attempts._resuming),
         "pages": len(app.metrics.exposition().splitlines()),
-        "targets": sum(isinstance(one, Worker | Target) for one in gc.get_objects()),
+        "targets": sum(issubclass(type(one), Worker | Target) for one in gc.get_objects()),
     }
 
 
