@@ -7,13 +7,23 @@ import time
 import orjson
 
 from schedloom.router.fleet.fleet import Fleet
-from schedloom.router.http.upstream import Header, Timeouts, Upstream, UpstreamError, UpstreamRequest, lines_of
+from schedloom.router.http.upstream import (
+    Header,
+    Timeouts,
+    Upstream,
+    UpstreamError,
+    UpstreamRequest,
+    lines_of,
+    read_soon,
+)
 from schedloom.router.keys import engine_authorization
 from schedloom.router.requests.body import are_token_ids
 from schedloom.router.requests.call import Call
 from schedloom.router.settings import RouterSettings
 from schedloom.router.sse import parsed
 from schedloom.router.telemetry.metrics import Metrics
+
+_LONGEST_ANSWER = 2**26
 
 _KEYS = (
     "model",
@@ -64,7 +74,7 @@ class Tokens:
         )
         response = await self._upstream.send(request)
         try:
-            return await response.read_all()
+            return await read_soon(response, patience, _LONGEST_ANSWER)
         finally:
             response.close()
 

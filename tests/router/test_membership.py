@@ -16,8 +16,11 @@ from schedloom.router.fleet.checks import complaint
 from schedloom.router.fleet.worker import Health, Worker
 from schedloom.router.http.upstream import TimedOut, UpstreamRequest
 from schedloom.router.laboratory.clock import simulate
+from schedloom.router.requests.call import read_call
+from schedloom.router.requests.headers import ClientHeaders
 from schedloom.router.serve import tell_doubts
 from schedloom.router.settings import WorkerSettings, router_settings
+from schedloom.router.tokens import Tokens
 from schedloom.router.transfer.modes import Mode
 from tests.router.conftest import Make, settings_for
 from tests.router.fakes import Answer, FakeEngine, FakeResponse, FakeUpstream, contract, decoder, prefiller
@@ -395,3 +398,50 @@ def test_an_engine_hangs_when_nothing_came_from_it_for_long_and_three_looks() ->
     assert simulate(looks(4, 5.0, heard=True)) == []
     assert simulate(looks(2, 60.0)) == []
     assert simulate(looks(3, 0.0, hung_after=1.0)) == [hung]
+
+
+class Endless(FakeResponse):
+    """One mebibyte in every piece, or a byte a second, for an hour."""
+
+    def __init__(self, engine: FakeEngine, pause: float) -> None:
+        super().__init__(engine, Answer(200, b"application/json", [b"a" if pause else bytes(2**20)] * 3600))
+        self._pause = pause
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(self._pause)
+        return await super().read()
+
+
+class EndlessUpstream(FakeUpstream):
+    pause = 0.0
+    answers: list[Endless]
+
+    async def send(self, request: UpstreamRequest) -> FakeResponse:
+        engine = self.engines[request.origin]
+        if engine.contract is not None and request.path != "/tokenize":
+            return await super().send(request)
+        self.answers.append(Endless(engine, self.pause))
+        return self.answers[-1]
+
+
+@pytest.mark.parametrize("pause", [0.0, 1.0])
+def test_an_answer_without_an_end_holds_no_looks_up_and_takes_no_memory(pause: float) -> None:
+    p, ours, strange = prefiller(), decoder(0), decoder(1)
+    strange.contract = None
+
+    async def looks() -> float:
+        loop, upstream = asyncio.get_running_loop(), EndlessUpstream([p, ours, strange])
+        upstream.pause, upstream.answers = pause, []
+        app = RouterApp(settings_for([p, ours, strange], health_timeout_seconds=5.0), upstream)
+        await app.start(is_first=False)
+        for _ in range(2):
+            await app.membership.look_at_all()
+        assert [worker.health for worker in app.fleet.workers] == [Health.READY, Health.READY, Health.DOWN]
+        assert all(len(answer._steps) > 3590 for answer in upstream.answers) and strange.open == 0
+        tokens = Tokens(upstream, app.fleet, app.membership._settings, app.metrics)
+        call = read_call("/v1/completions", ClientHeaders([]), b'{"model": "fake-model", "prompt": "a"}')
+        assert await tokens.of(call) is None
+        await app.close()
+        return loop.time()
+
+    assert simulate(asyncio.wait_for(looks(), 600.0)) < 30.0

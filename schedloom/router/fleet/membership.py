@@ -22,6 +22,7 @@ from schedloom.router.http.upstream import (
     UpstreamError,
     UpstreamRequest,
     lines_of,
+    read_soon,
 )
 from schedloom.router.keys import KEY_REFUSED, about_refused_key, engine_authorization
 from schedloom.router.logs import common
@@ -31,6 +32,7 @@ from schedloom.router.tasks import stopped
 _PAUSE_AT_START = 0.25
 _MISSES_ALLOWED = 2
 _LONGEST_REASON = 500
+_LONGEST_PAGE = 2**22
 
 
 class Membership:
@@ -202,7 +204,7 @@ class Membership:
         try:
             if response.status in KEY_REFUSED:
                 raise UpstreamError(about_refused_key(worker.origin, shown, response.status))
-            return response.status, await response.read_all()
+            return response.status, await read_soon(response, timeout, _LONGEST_PAGE)
         finally:
             response.close()
 

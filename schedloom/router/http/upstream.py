@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
+
+from schedloom.router.tasks import within
 
 Header = tuple[bytes, bytes]
 
@@ -160,6 +163,26 @@ class Upstream(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+async def read_soon(response: UpstreamResponse, seconds: float, most: int) -> bytes:
+    """The rest of an answer for which nobody has more than so many ``seconds``, nor room for more than ``most`` bytes.
+    Raises TimedOut or BrokenOff.
+    """
+    try:
+        return await within(seconds, _read_at_most(response, most))
+    except asyncio.TimeoutError:
+        raise TimedOut(f"the answer did not end within {seconds:g} s") from None
+
+
+async def _read_at_most(response: UpstreamResponse, most: int) -> bytes:
+    parts = []
+    while chunk := await response.read():
+        parts.append(chunk)
+        most -= len(chunk)
+        if most < 0:
+            raise BrokenOff("the answer is longer than any should be")
+    return b"".join(parts)
 
 
 def header(headers: Sequence[Header], name: bytes) -> bytes | None:
