@@ -21,6 +21,12 @@ def masked(url: str) -> str:
     return _IN_QUERY.sub(rf"\1{_MASK}", _BEFORE_HOST.sub(rf"\1{_MASK}@", url))
 
 
+def reached_by(url: str) -> tuple[str | None, int, str]:
+    """The host, the port and the path, however ``url`` is written."""
+    parts = urlsplit(url)
+    return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80), parts.path
+
+
 def _checked_engine(url: str) -> str:
     if not _has_usable_port(url):
         raise ValueError(f"{masked(url)!r} has no usable port, 1 to 65535; write it as http://host:port")

@@ -15,7 +15,7 @@ from schedloom.core.errors import ConfigurationError, complaints
 from schedloom.core.reading import read_mapping
 from schedloom.core.settings import StrictSettings
 from schedloom.core.wire import EngineContract, KvEndpoint
-from schedloom.router.addresses import VISIBLE, CollectorUrl, EngineUrl, StoreUrl
+from schedloom.router.addresses import VISIBLE, CollectorUrl, EngineUrl, StoreUrl, reached_by
 from schedloom.router.requests.bounds import MAX_CHOICES, Bounds
 
 OWNER_POLICY = "session_owner"
@@ -88,10 +88,10 @@ def _checked_session_name(place: str) -> str:
 
 
 def _each_once(workers: list[WorkerSettings]) -> list[WorkerSettings]:
-    urls = [worker.url for worker in workers]
-    for url in urls:
-        if urls.count(url) > 1:
-            raise ValueError(f"{url} is named twice; name an engine that does both once, without a role")
+    places = [reached_by(worker.url) for worker in workers]
+    for worker, place in zip(workers, places, strict=True):
+        if places.count(place) > 1:
+            raise ValueError(f"{worker.url} is named twice; name an engine that does both once, without a role")
     names = [worker.name for worker in workers if worker.name is not None]
     for name in names:
         if names.count(name) > 1:

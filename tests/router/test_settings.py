@@ -80,6 +80,7 @@ def test_engines_may_have_names() -> None:
         ({"workers": [{"url": "http://user@h:1"}]}, "write it as http://host:port"),
         ({"workers": [{"url": "http://h:1?a=b"}]}, "write it as http://host:port"),
         ({"workers": [{"url": "http://h:1"}, {"url": "http://h:1/"}]}, "workers: http://h:1 is named twice"),
+        ({"workers": [{"url": "http://h"}, {"url": "HTTP://H:80"}]}, "workers: http://h is named twice"),
         ({"workers": [{"url": "http://h:1", "role": "both"}]}, "workers[0].role"),
         ({"workers": named("a", "b", "a")}, "workers: a is the name of two engines"),
         *(({"workers": named("a", name)}, "workers[1].name: ") for name in NO_NAMES),
