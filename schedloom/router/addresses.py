@@ -35,7 +35,14 @@ def _checked_engine(url: str) -> str:
         raise ValueError(f"{masked(url)!r} is not an engine's address; write it as http://host:port")
     if parts.query or parts.fragment or parts.username:
         raise ValueError(f"{masked(url)!r} carries more than an address; write it as http://host:port")
-    return url.rstrip("/")
+    return _checked_base(url.rstrip("/"))
+
+
+def _checked_base(url: str) -> str:
+    """What clients are told to call is not what the paths of an engine are added to."""
+    if urlsplit(url).path.endswith("/v1"):
+        raise ValueError(f"{masked(url)!r} is where clients of an engine begin; leave out /v1: {url[:-3].rstrip('/')}")
+    return url
 
 
 def _has_usable_port(url: str) -> bool:

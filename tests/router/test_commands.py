@@ -16,6 +16,7 @@ from schedloom.cli import app
         (["--prefill", "a=http://h:1", "--decode", "a=http://h:2"], "workers: a is the name of two engines"),
         (["--prefill", "prefiller-0=http://h:1", "--decode", "http://h:2"], "engines without a name are given"),
         (["--prefill", "http://h:1?a=b", "--decode", "http://h:2"], "carries more than an address"),
+        (["--prefill", "http://h:1/v1", "--decode", "http://h:2"], "leave out /v1: http://h:1"),
         (["--log-level", "loud"], "'loud' is not one of"),
     ],
 )

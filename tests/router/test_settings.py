@@ -28,6 +28,11 @@ def test_engines_are_enough() -> None:
     assert settings.choices == [] and not settings.append_prefill
 
 
+def test_an_engine_may_serve_below_a_path() -> None:
+    for url in ("http://h:1/engines/a", "http://h:1/v1/a", "http://h:1/av1", "http://v1"):
+        assert router_settings({"workers": [{"url": f"{url}/"}]}).workers[0].url == url
+
+
 def test_the_switch_names_the_policy_and_keeps_a_named_ones_settings() -> None:
     on = router_settings({"workers": WORKERS, "enable_decoder_append_prefill": True})
     assert [choice.name for choice in on.choices] == ["session_owner"] and on.append_prefill
@@ -79,6 +84,8 @@ def test_engines_may_have_names() -> None:
         ({"workers": [{"url": "ftp://h:1"}]}, "write it as http://host:port"),
         ({"workers": [{"url": "http://user@h:1"}]}, "write it as http://host:port"),
         ({"workers": [{"url": "http://h:1?a=b"}]}, "write it as http://host:port"),
+        ({"workers": [{"url": "http://h:1/v1"}]}, "is where clients of an engine begin; leave out /v1: http://h:1"),
+        ({"workers": [{"url": "http://h:1/a/v1/"}]}, "leave out /v1: http://h:1/a"),
         ({"workers": [{"url": "http://h:1"}, {"url": "http://h:1/"}]}, "workers: http://h:1 is named twice"),
         ({"workers": [{"url": "http://h"}, {"url": "HTTP://H:80"}]}, "workers: http://h is named twice"),
         ({"workers": [{"url": "http://h:1", "role": "both"}]}, "workers[0].role"),
