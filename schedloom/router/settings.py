@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,14 +89,21 @@ def _checked_session_name(place: str) -> str:
 
 def _each_once(workers: list[WorkerSettings]) -> list[WorkerSettings]:
     places = [reached_by(worker.url) for worker in workers]
-    for worker, place in zip(workers, places, strict=True):
-        if places.count(place) > 1:
-            raise ValueError(f"{worker.url} is named twice; name an engine that does both once, without a role")
+    for place in dict.fromkeys(places):
+        same = [worker for worker, its in zip(workers, places, strict=True) if its == place]
+        if len(same) > 1:
+            raise ValueError(f"{same[0].url} is named {_once_instead([worker.role for worker in same])}")
     names = [worker.name for worker in workers if worker.name is not None]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name} is the name of two engines; give each one of its own")
     return workers
+
+
+def _once_instead(roles: Sequence[str | None]) -> str:
+    times = "twice" if len(roles) == 2 else f"{len(roles)} times"
+    does_both = len(set(roles)) > 1
+    return f"{times}; name an engine that does both once, without a role" if does_both else f"{times}; name it once"
 
 
 def _at_most_the_largest(tokens: int | None, info: ValidationInfo) -> int | None:
