@@ -24,7 +24,9 @@ PULL_BACK_POLICY = "pull_back"
 BY_OPTIONS = "--prefill URL and --decode URL"
 
 _CREDENTIALS = ("authorization", "cookie", "proxy-authorization")
-_HEADER_NAME = re.compile(r"[\w!#%&'*+.^`|~-]+", re.ASCII).fullmatch
+_HEADER_NAME = re.compile(r"[\w!#%&'*+^`|~-]+", re.ASCII).fullmatch
+"""No header in use has a dot in its name, though it may: whoever writes one means a path."""
+_DOTTED = re.compile(r"\w[^.]*(\.[^.]+)+", re.ASCII).fullmatch
 _PATH = re.compile(r"\$(\.[^.]+)+").fullmatch
 _ENGINE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?").fullmatch
 _GIVEN_NAME = re.compile(r"(prefiller|decoder|engine)-[0-9]+").fullmatch
@@ -83,6 +85,8 @@ def _checked_session_name(place: str) -> str:
     if place.lower() in _CREDENTIALS:
         raise ValueError(f"{place!r} carries credentials, which engines would be told as a session")
     if not (_HEADER_NAME(place) or _PATH(place)):
+        if _DOTTED(place):
+            raise ValueError(f"{place!r} is no header's name; write a path in the body as $.{place}")
         raise ValueError(f"{place!r} is neither a header's name nor a path in the body, as $.metadata.session")
     return place
 

@@ -104,6 +104,8 @@ def test_engines_may_have_names() -> None:
         ({"workers": WORKERS, "engine_api_key": "secret\n"}, "engine_api_key: it must be of visible ASCII"),
         ({"workers": WORKERS, "session_names": ["a b"]}, "neither a header's name nor a path in the body"),
         ({"workers": WORKERS, "session_names": ["$.a..b"]}, "neither a header's name nor a path in the body"),
+        ({"workers": WORKERS, "session_names": ["a.b."]}, "neither a header's name nor a path in the body"),
+        ({"workers": WORKERS, "session_names": ["metadata.chat"]}, "write a path in the body as $.metadata.chat"),
         ({"workers": WORKERS, "session_names": ["Cookie"]}, "carries credentials"),
         ({"workers": [{"url": "http://h:1", "contract": {"role": "consumer"}}]}, "workers[0].contract.models"),
         ({"workers": [declared(block_size=True)]}, "workers[0].contract.block_size: must be a number, not True"),
