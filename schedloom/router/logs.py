@@ -9,6 +9,11 @@ common: Final = logging.getLogger("schedloom.router.engines")
 """For what all processes of a router see alike."""
 
 
+def counted(count: int, what: str) -> str:
+    """So many of ``what``, whose plural ends in an s."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def configure_logging(level: str = "INFO", place: int | None = None) -> None:
     """``place`` is that of one of several processes. Its lines tell its id, and what all see alike is told by the first
     alone, unless everything is to be logged.

@@ -13,6 +13,7 @@ from schedloom.core.errors import ConfigurationError
 from schedloom.core.wire import KvEndpoint, Role
 from schedloom.router.app import RouterApp
 from schedloom.router.fleet.checks import complaint
+from schedloom.router.fleet.silence import LEAST_LOOKS, Silences
 from schedloom.router.fleet.worker import Health, Worker
 from schedloom.router.http.upstream import TimedOut, UpstreamRequest
 from schedloom.router.laboratory.clock import simulate
@@ -445,3 +446,14 @@ def test_an_answer_without_an_end_holds_no_looks_up_and_takes_no_memory(pause: f
         return loop.time()
 
     assert simulate(asyncio.wait_for(looks(), 600.0)) < 30.0
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "1 request"), (2, "2 requests")])
+async def test_how_much_is_given_up_is_told(count: int, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    worker, upstream = Worker("engine-1", WorkerSettings(url="http://d0:1")), SilentUpstream([])
+    upstream.give_up = lambda origin: count  # type: ignore[method-assign]
+    silences = Silences(upstream, 0.0)
+    for _ in range(LEAST_LOOKS):
+        silences.go_on(worker, asyncio.get_running_loop().time())
+    said = "engine-1 hangs, nothing came from it for 0 s: given up there, without output yet: "
+    assert caplog.messages == [said + told]

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from schedloom.router.fleet.worker import Worker
 from schedloom.router.http.upstream import Upstream
+from schedloom.router.logs import counted
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,6 @@ class Silences:
             return
         if given_up := self._upstream.give_up(worker.origin):
             log.warning(
-                "%s hangs, nothing came from it for %.0f s: %d requests that wait there for output are given up",
-                *(worker.name, seconds, given_up),
+                "%s hangs, nothing came from it for %.0f s: given up there, without output yet: %s",
+                *(worker.name, seconds, counted(given_up, "request")),
             )
