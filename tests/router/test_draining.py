@@ -146,6 +146,26 @@ async def test_how_a_drain_goes_is_shown_and_logged(bench: Make, caplog: pytest.
     assert said == [f"engine-1 joins, at {d.origin}", "engine-1 drains", "engine-1 has drained"]
 
 
+async def test_whoever_is_missing_is_told_with_what_is_still_served(
+    bench: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    nothing = "every request is answered 503 until one joins"
+    for draining, serves, sentence in (
+        ([d], "nothing", f"no Decoder is left: {nothing}"),
+        ([p], "some", "no Prefiller is left: what Decoders do alone is served, and requests that need both are "),
+        ([p, d], "nothing", f"no Prefiller and no Decoder is left: {nothing}"),
+    ):
+        caplog.clear()
+        router.app.roster.renew([WorkerSettings(url=one.origin, drain=one in draining) for one in (p, d)])
+        router.app.renew()
+        (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert told.startswith(sentence) and router.app.fleet.serves == serves
+        router.renew(p, d)
+        await until(lambda: set(router.states.values()) == {"ready"})
+
+
 async def test_a_prefiller_has_not_drained_while_its_kv_is_still_to_be_taken(bench: Make) -> None:
     p, other, d, gate, end = prefiller(0), prefiller(1), decoder(), asyncio.Event(), asyncio.Event()
     router = await bench(p, other, d)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from schedloom.router.fleet.breaker import Clock
@@ -63,10 +63,8 @@ class Changes:
             self._mark(worker)
         for name in self._roster.engines.keys() - {worker.name for worker in known}:
             self._welcome(name)
-        if not self._fleet.has_both:
-            common.warning(
-                "no Prefiller or no Decoder is left: requests that need both are answered 503 until one joins"
-            )
+        if lacking := self._fleet.lacking:
+            common.warning("no %s is left: %s", " and no ".join(lacking), _consequence(lacking))
         self._see_off_soon()
 
     async def close(self) -> None:
@@ -137,3 +135,9 @@ class Changes:
         self._metrics.forget(worker.name)
         if all(one.origin != worker.origin for one in self._fleet.workers):
             self._upstream.forget(worker.origin)
+
+
+def _consequence(lacking: Sequence[str]) -> str:
+    if "Decoder" in lacking:
+        return "every request is answered 503 until one joins"
+    return "what Decoders do alone is served, and requests that need both are answered 503 until one joins"

@@ -124,6 +124,12 @@ class Fleet:
         return _best(_admitted(self._last_decoders), "Decoder", doubts)
 
     @property
+    def lacking(self) -> list[str]:
+        """The kinds of engine of which nobody may begin anything."""
+        usable = {"Prefiller": self._usable_prefillers, "Decoder": self._usable_decoders}
+        return [kind for kind, able in usable.items() if not able]
+
+    @property
     def has_both(self) -> bool:
         """Whether a request that needs a Prefiller and a Decoder may begin."""
         return bool(self._usable_prefillers and self._usable_decoders)
