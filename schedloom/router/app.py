@@ -17,7 +17,7 @@ from schedloom.router.attempts import Attempts
 from schedloom.router.endpoint import Door, Generation, read_body
 from schedloom.router.events.listener import Events
 from schedloom.router.events.none import NobodyTells
-from schedloom.router.failures import Failure
+from schedloom.router.failures import Failure, no_such_endpoint
 from schedloom.router.fleet.breaker import Clock
 from schedloom.router.fleet.changes import Changes
 from schedloom.router.fleet.fleet import build_fleet
@@ -266,4 +266,4 @@ async def _nothing() -> None:
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    await Reply(line_of(scope, receive, send)).fail(Failure.own(404, "There is no such endpoint.", "not_found"))
+    await Reply(line_of(scope, receive, send)).fail(no_such_endpoint())

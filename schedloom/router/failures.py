@@ -65,6 +65,10 @@ class Failure(Exception):
         return self.is_the_engines_fault or self.status == 429
 
 
+def no_such_endpoint() -> Failure:
+    return Failure.own(404, "There is no such endpoint.", "not_found")
+
+
 class Shed(Failure):
     """What no engine was asked for, because there is no room for it."""
 

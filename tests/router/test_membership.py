@@ -24,7 +24,7 @@ from schedloom.router.settings import WorkerSettings, router_settings
 from schedloom.router.tokens import Tokens
 from schedloom.router.transfer.modes import Mode
 from tests.router.conftest import Make, settings_for
-from tests.router.fakes import Answer, FakeEngine, FakeResponse, FakeUpstream, contract, decoder, prefiller
+from tests.router.fakes import Answer, FakeEngine, FakeResponse, FakeUpstream, Seen, contract, decoder, prefiller
 from tests.router.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -110,6 +110,18 @@ MISFITS: dict[str, tuple[list[FakeEngine], str]] = {
 @pytest.mark.parametrize(("engines", "advice"), MISFITS.values(), ids=MISFITS)
 async def test_misfits_are_refused_with_what_to_change(engines: list[FakeEngine], advice: str) -> None:
     assert advice in await refusal(engines)
+
+
+async def test_a_router_is_no_engine(bench: Make) -> None:
+    behind = await bench(prefiller(), decoder(), api_keys=[{"key": "some-key", "tenant": "t"}])
+
+    class AnotherRouter(FakeEngine):
+        async def answer(self, seen: Seen) -> Answer:
+            received = await behind.client.get(seen.path)
+            return Answer(received.status, steps=[received.body])
+
+    told = await refusal([prefiller(1), AnotherRouter("http://r:1", None)])
+    assert "http://r:1 is a router, not an engine; name the engines behind it" in told
 
 
 async def test_all_reasons_against_an_engine_are_told() -> None:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from schedloom.core.errors import ConfigurationError, explain
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
+from schedloom.router.failures import no_such_endpoint
 from schedloom.router.fleet.checks import KINDS, complaint, unnamed
 from schedloom.router.fleet.fleet import Fleet
 from schedloom.router.fleet.silence import Silences
@@ -185,6 +186,8 @@ class Membership:
             return _read_contract(worker, body)
         if status != 404:
             raise UpstreamError(f"{worker.origin} answers {CONTRACT_PATH} with status {status}")
+        if body == no_such_endpoint().body:
+            raise ConfigurationError(f"{worker.origin} is a router, not an engine; name the engines behind it")
         declared = worker.settings.contract
         if declared is None:
             raise ConfigurationError(
