@@ -95,7 +95,7 @@ class Generation:
     async def _serve(self, scope: Scope, receive: Receive, line: Line, reply: Reply) -> str:
         door = self._door
         if door.draining:
-            raise Failure.own(503, "The router is shutting down.", "shutting_down").retry_after(1)
+            raise Failure.own(503, "The router is shutting down.", "shutting_down")
         headers = ClientHeaders(scope["headers"])
         tenant = door.tenants.of(headers.authorization)
         raw = line.arrived(door.max_body_bytes)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+_COME_AGAIN: Headers = ((b"retry-after", b"1"),)
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -47,13 +49,10 @@ class Failure(Exception):
 
     @classmethod
     def own(cls, status: int, message: str, code: str, param: str | None = None) -> Failure:
-        failure = cls(status, error_body(status, message, code, param))
+        """A 503 tells when to come again; a 504 does not: the same may take as long again."""
+        failure = cls(status, error_body(status, message, code, param), _COME_AGAIN if status == 503 else ())
         failure.is_own = True
         return failure
-
-    def retry_after(self, seconds: int) -> Failure:
-        self.headers.append((b"retry-after", b"%d" % seconds))
-        return self
 
     @property
     def is_the_engines_fault(self) -> bool:
@@ -74,4 +73,4 @@ class Shed(Failure):
 
 
 def busy() -> Failure:
-    return Shed.own(503, "The router is busy; try again later.", "overloaded").retry_after(1)
+    return Shed.own(503, "The router is busy; try again later.", "overloaded")

@@ -135,17 +135,19 @@ async def test_what_is_neither_output_nor_an_error_is_a_clear_error(
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
-    [(ConnectFailed("refused"), 503), (BrokenOff("lost"), 502), (TimedOut("silent"), 504)],
+    ("error", "status", "come_again"),
+    [(ConnectFailed("refused"), 503, "1"), (BrokenOff("lost"), 502, None), (TimedOut("silent"), 504, None)],
 )
 @STREAMS
-async def test_an_unreachable_engine_is_a_clear_error(bench: Make, error: Exception, status: int, stream: bool) -> None:
+async def test_an_unreachable_engine_is_a_clear_error(
+    bench: Make, error: Exception, status: int, come_again: str | None, stream: bool
+) -> None:
     for failing in (0, 1):
         engines = [prefiller(), decoder()]
         router = await bench(*engines)
         engines[failing].script = [Answer(200, EVENTS if stream and failing else b"application/json", [error])]
         received = await router.client.chat("s", stream=stream)
-        assert received.status == status
+        assert (received.status, received.headers.get("retry-after")) == (status, come_again)
         assert received.json["error"]["type"] == "server_error"
         assert received.decision == "pd" and "x-schedloom-decoder" not in received.headers
         assert len(router.sessions) == 0

@@ -123,7 +123,7 @@ def _because_of(failure: Failure) -> Failure:
     message = error.get("message") if isinstance(error, dict) else None
     status = failure.status if failure.status in (429, 503, 504) else 502
     lost = _lost(status, str(message or f"An engine answered with status {failure.status}."))
-    lost.headers += [one for one in failure.headers if one[0] == b"retry-after"]
+    lost.headers = [one for one in failure.headers if one[0] == b"retry-after"] or lost.headers
     return lost
 
 

@@ -207,7 +207,7 @@ def _reluctance(worker: Worker, doubts: Doubts) -> tuple[bool, bool, bool, bool,
 
 
 def _nobody(kind: str) -> Failure:
-    return Failure.own(503, f"No {kind} is available.", f"no_{kind.lower()}").retry_after(1)
+    return Failure.own(503, f"No {kind} is available.", f"no_{kind.lower()}")
 
 
 def build_fleet(roster: Roster, clock: Clock = time.monotonic) -> Fleet:
