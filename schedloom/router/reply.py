@@ -10,6 +10,7 @@ from schedloom.router.continuation.story import Story
 from schedloom.router.failures import Failure, error_body
 from schedloom.router.http.line import Line
 from schedloom.router.http.upstream import lines_of
+from schedloom.router.requests.call import new_request_id
 from schedloom.router.requests.dialect import COMPLETIONS, Dialect
 from schedloom.router.requests.headers import lines_about
 from schedloom.router.transfer.turn import Turn
@@ -102,7 +103,8 @@ class Reply:
         return None if self.on_success is None else self.on_success(self)
 
     async def fail(self, failure: Failure) -> None:
-        """Answer with an error instead of output."""
+        """Answer with an error instead of output; one that no engine knows of has an id too."""
+        self.request_id = self.request_id or new_request_id()
         lines = lines_of(failure.headers)
         if not any(name == b"content-type" for name, _ in failure.headers):
             lines += JSON

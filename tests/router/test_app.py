@@ -246,18 +246,39 @@ async def test_how_engines_stand_and_who_waits_is_told_when_it_is_asked(bench: M
     assert router.count("waiting") == router.count("engine_in_flight", engine="engine-1", rank="0") == 0
 
 
+ABOUT = ("x-schedloom-decision", "x-schedloom-decoder")
+
+
 async def test_every_request_has_a_line_where_all_is_logged(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
     for level, lines in (("INFO", 0), ("DEBUG", 2)):
         caplog.set_level(level)
         router = await bench(prefiller(), decoder())
         received = await router.client.chat()
-        await router.client.post("/v1/completions", b"{")
+        mistaken = await router.client.post("/v1/completions", b"{")
         told = [record.getMessage() for record in caplog.records if record.name == "schedloom.router.endpoint"]
         assert len(told) == lines
     served, refused = told
     assert "/v1/chat/completions: served with status 200 by route pd and engine-1 in " in served
     assert served.endswith(f" ms, request {received.headers['x-request-id']}")
     assert "/v1/completions: refused with status 400 by route none and no Decoder in " in refused
+    assert refused.endswith(f" ms, request {mistaken.headers['x-request-id']}")
+
+
+async def test_an_error_of_the_routers_own_has_an_id_and_no_route(bench: Make) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    router.renew(p, d, drain=d)
+    answers = [
+        await router.client.post("/v1/completions", b"{"),
+        await router.client.post("/v1/completions", b"{"),
+        await router.client.chat(),
+        await router.client.get("/nowhere"),
+        await router.client.post("/health", b""),
+    ]
+    assert [answer.status for answer in answers] == [400, 400, 503, 404, 405]
+    ids = {answer.headers["x-request-id"] for answer in answers}
+    assert len(ids) == len(answers) and {len(one) for one in ids} == {32}
+    assert all(header not in answer.headers for answer in answers for header in ABOUT)
 
 
 class Planner(Policy):

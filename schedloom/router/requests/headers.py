@@ -128,8 +128,6 @@ def answered_lines(headers: Sequence[Header]) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def lines_about(decision: str, decoder: str) -> bytes:
-    """How an answer came about, up to the request's id, which follows. ``decoder`` is empty where it is of none."""
-    about = [(DECISION_HEADER, decision.encode())]
-    if decoder:
-        about.append((DECODER_HEADER, decoder.encode()))
-    return lines_of(about) + REQUEST_ID_HEADER + b": "
+    """How an answer came about, up to the request's id, which follows. What is empty is not there."""
+    about = [(DECISION_HEADER, decision.encode()), (DECODER_HEADER, decoder.encode())]
+    return lines_of(line for line in about if line[1]) + REQUEST_ID_HEADER + b": "
