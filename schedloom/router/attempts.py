@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 TOO_LATE = (504, "The Decoder could not be reached in time after the prefill.", "handoff_timeout")
 
-_Serve = Callable[[Effort, Target | None], Awaitable[Outcome]]
+_Serve = Callable[[Effort, Target | None, str], Awaitable[Outcome]]
+"""The id is that of the attempt."""
 
 
 class Attempts:
@@ -116,13 +117,16 @@ class Attempts:
         self.beginning[effort] = reply
         try:
             while True:
+                request_id = new_request_id()
+                if effort.loudness is not None:
+                    log.log(effort.loudness, "request %s is tried again as %s", reply.request_id, request_id)
                 try:
-                    return await serve(effort, target)
+                    return await serve(effort, target, request_id)
                 except TooLate:
                     if effort.was_late or effort.left < needed:
                         raise Failure.own(*TOO_LATE) from None
                     effort.came_late()
-                    log.warning("a Decoder was not reached in time; the prefill is repeated")
+                    log.warning("a Decoder was not reached in time (request %s)", request_id)
                 except Failure as failure:
                     effort.failed(failure)
                     if not (failure.may_pass and self._may_help(effort, needed) and self._budget.take()):
@@ -152,18 +156,19 @@ class Attempts:
         finally:
             self._resuming.remove(effort)
 
-    async def _decode(self, call: Call, reply: Reply, effort: Effort, target: Target | None) -> Outcome:
+    async def _decode(
+        self, call: Call, reply: Reply, effort: Effort, target: Target | None, request_id: str
+    ) -> Outcome:
         target = target or self._selection.decoder(call, effort.doubts)
         effort.asks(target.worker)
         body = call.body.for_one_decoder(call.marks_for(target.worker))
-        dispatch = self._dispatcher.dispatch(call, target, new_request_id(), body)
+        dispatch = self._dispatcher.dispatch(call, target, request_id, body)
         return await self._dispatcher.generate(call, reply, dispatch, "decode")
 
     def _pass(
-        self, call: Call, reply: Reply, decision: str, effort: Effort, target: Target | None
+        self, call: Call, reply: Reply, decision: str, effort: Effort, target: Target | None, request_id: str
     ) -> Awaitable[Outcome]:
         self._fleet.require_last_decoder()
-        request_id = new_request_id()
         reply.decision, reply.request_id, reply.owner = decision, request_id, None
         passage = Passage(call, reply, decision, request_id, self._selection, effort, target)
         passage.on_repeat = self._budget.owe

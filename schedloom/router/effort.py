@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
-from schedloom.router.dispatch import Unreached
+from schedloom.router.dispatch import Interrupted, Unreached
 from schedloom.router.failures import Failure
 from schedloom.router.fleet.fleet import Doubt, Doubts, Fleet
 from schedloom.router.fleet.worker import Worker
@@ -17,14 +18,17 @@ A_PASS: Final = 2
 
 
 class Effort:
-    """What has been done for one request; ``left`` is how many dispatches more it may cause."""
+    """What has been done for one request; ``left`` is how many dispatches more it may cause, ``loudness`` the level at
+    which it was logged that an attempt failed, if one did.
+    """
 
-    __slots__ = ("_asked", "_prefiller", "doubts", "left", "was_late")
+    __slots__ = ("_asked", "_prefiller", "doubts", "left", "loudness", "was_late")
 
     def __init__(self, left: int = MOST_DISPATCHES, doubts: Doubts | None = None) -> None:
         self.left = left
         self.doubts: dict[Worker, Doubt] = {} if doubts is None else dict(doubts)
         self.was_late = False
+        self.loudness: int | None = None
         self._asked: Worker | None = None
         self._prefiller: Worker | None = None
 
@@ -42,6 +46,7 @@ class Effort:
         """A Decoder that took a hand-over up may have failed for what its Prefiller gave it; one that did not has a
         Prefiller that is well.
         """
+        self.loudness = logging.WARNING if isinstance(failure, Unreached | Interrupted) else logging.DEBUG
         culprit, prefiller = failure.culprit, self._prefiller
         if culprit is None:
             return
@@ -56,6 +61,7 @@ class Effort:
 
     def came_late(self) -> None:
         """The Decoder that was asked last could not be reached in time."""
+        self.loudness = logging.WARNING
         self.was_late = True
         if self._asked is not None:
             self.doubts.setdefault(self._asked, Doubt.DOUBTED)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 
 import pytest
 
@@ -288,3 +290,49 @@ async def test_a_deadline_that_comes_after_the_end_changes_nothing(bench: Make) 
     received = await router.client.chat("s", stream=True)
     assert received.ended and received.events[-1] == "[DONE]"
     assert router.count("requests_total", route="pd", outcome="served") == 1
+
+
+TOLD_AGAIN = re.compile(r"request (\w{32}) is tried again as (\w{32})").fullmatch
+
+
+def ways_on(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[tuple[str, ...]]:
+    """Which attempt went on as which, by what was logged."""
+    found = (TOLD_AGAIN(record.getMessage()) for record in caplog.records if record.levelno == level)
+    return [match.groups() for match in found if match]
+
+
+@pytest.mark.parametrize(("role", "n"), [(0, 1), (1, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("trouble", "level"),
+    [(Answer(200, b"application/json", [BROKEN]), logging.WARNING), (Answer.error(503), logging.DEBUG)],
+)
+async def test_a_second_try_is_told_by_both_ids(
+    bench: Make, role: int, n: int, trouble: Answer, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As loud as the trouble itself was told."""
+    caplog.set_level(logging.DEBUG, "schedloom.router")
+    pools = engines()
+    router = await bench(*pools[0], *pools[1])
+    pools[role][0].script = [fresh(trouble)]
+    first, second = [(await router.client.chat(n=n)).headers["x-request-id"] for _ in range(2)]
+    seen = [seen.headers["x-request-id"] for seen in pools[role][0].seen]
+    assert ways_on(caplog, level) == [(seen[0], first)] and len({seen[0], first, second}) == 3
+    assert len(ways_on(caplog, logging.WARNING) + ways_on(caplog, logging.DEBUG)) == 1
+
+
+async def test_what_goes_on_after_a_local_attempt_or_a_late_hand_over_is_told_by_both_ids(
+    bench: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    p, d = prefiller(), decoder()
+    router = await bench(p, d)
+    await router.client.chat("s")
+    d.holds = False
+    assert (await router.client.chat("s")).decision == "fallback" and not ways_on(caplog)
+    d.holds, d.script = True, [Answer(200, b"application/json", [BROKEN])]
+    answer = await router.client.chat("s")
+    assert answer.decision == "fallback"
+    assert ways_on(caplog) == [(d.seen[-2].headers["x-request-id"], answer.headers["x-request-id"])]
+    caplog.clear()
+    router.upstream.too_late = 1
+    answer = await router.client.chat("t")
+    assert ways_on(caplog) == [(p.seen[-2].headers["x-request-id"], answer.headers["x-request-id"])]
