@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import logging
 import resource
 import signal
 import socket
@@ -21,10 +22,12 @@ from schedloom.router.fleet.checks import doubt
 from schedloom.router.fleet.roster import Roster
 from schedloom.router.http.clients import Limits
 from schedloom.router.http.server import BACKLOG, Server
-from schedloom.router.logs import common
+from schedloom.router.logs import common, counted, whole
 from schedloom.router.reload import Again, Reloading
 from schedloom.router.sessions.store import SessionKey, SessionStore
 from schedloom.router.settings import RouterSettings
+
+log = logging.getLogger(__name__)
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -70,10 +73,19 @@ async def serve(
             await server.start(listener)
             ready()
             await stopping.wait()
-            await server.stop(settings.shutdown_grace_seconds)
+            await _end(server, settings.shutdown_grace_seconds)
     finally:
         listener.close()
         await app.close()
+    whole.info("the router has ended")
+
+
+async def _end(server: Server, seconds: float) -> None:
+    whole.info("the router ends, within %g s", seconds)
+    if server.under_way:
+        log.info("%s may still finish", counted(server.under_way, "request"))
+    if cut_off := await server.stop(seconds):
+        log.warning("%s did not finish in time: cut off", counted(cut_off, "request"))
 
 
 async def tell_doubts(settings: RouterSettings, app: RouterApp) -> None:

@@ -218,13 +218,15 @@ def write(file: Path, *engines: FakeEngine, drain: FakeEngine | None = None, **m
 
 
 @asynccontextmanager
-async def routed(folder: Path, engines: list[FakeEngine], first: int, *options: str) -> AsyncIterator[Router]:
-    """A router of the ``first`` of ``engines``, which are all there."""
+async def routed(
+    folder: Path, engines: list[FakeEngine], first: int, *options: str, **more: Any
+) -> AsyncIterator[Router]:
+    """A router of the ``first`` of ``engines``, which are all there, with ``more`` in its file."""
     file, log = folder / "router.yaml", folder / "log"
     async with AsyncExitStack() as stack:
         for engine in engines:
             engine.origin = await stack.enter_async_context(served(asgi(engine)))
-        write(file, *engines[:first])
+        write(file, *engines[:first], **more)
         arguments = ["-c", COMMAND, "--config", str(file), "--port", "0", *options]
         opened = stack.enter_context(log.open("wb"))
         process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=PIPE, stderr=opened)
@@ -294,6 +296,48 @@ async def test_what_all_processes_see_alike_is_logged_once_and_the_rest_tells_by
     else:
         assert tellers <= processes and len(tellers) == (2 if level == "debug" else 1)
         assert set(by_whom[BY_EACH]) == processes and len(by_whom[BY_EACH]) == count
+
+
+def heard(log: str, pattern: str) -> list[int]:
+    """The numbers of requests that it tells so."""
+    return [int(count) for count in re.findall(rf"serve: (\d+) requests? {pattern}$", log, re.MULTILINE)]
+
+
+@pytest.mark.parametrize(("count", "asked"), [(1, 0), (1, 1), (2, 0), (2, 6)])
+async def test_what_an_end_waits_for_is_logged_and_that_it_came(tmp_path: Path, count: int, asked: int) -> None:
+    engines = _, d = [prefiller(), decoder()]
+    gate = asyncio.Event()
+    d.always = Answer(200, EVENTS, [event_bytes(WORD), gate, event_bytes(FINISH), event_bytes("[DONE]")])
+
+    async def let_go() -> None:
+        while sum(heard(router.log, "may still finish")) < asked:
+            await asyncio.sleep(0.05)
+        gate.set()
+
+    async with routed(tmp_path, engines, 2, "--workers", str(count)) as router:
+        answers = [asyncio.create_task(router.ask(stream=True)) for _ in range(asked)]
+        while len(d.seen) < asked:
+            await asyncio.sleep(0.01)
+        letting_go = asyncio.create_task(let_go())
+    await letting_go
+    assert {(await answer).text[-14:] for answer in answers} <= {"data: [DONE]\n\n"}
+    told = [line.partition("schedloom.router.whole: ")[2] for line in router.log.splitlines()]
+    assert [line for line in told if line] == ["the router ends, within 30 s", "the router has ended"]
+    assert sum(heard(router.log, "may still finish")) == asked and "cut off" not in router.log
+    assert 0 not in heard(router.log, "may still finish")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_what_an_end_cuts_off_is_logged(tmp_path: Path, count: int) -> None:
+    engines = _, d = [prefiller(), decoder()]
+    d.always = Answer(200, EVENTS, [event_bytes(WORD), asyncio.Event()])
+    async with routed(tmp_path, engines, 2, "--workers", str(count), shutdown_grace_seconds=0.5) as router:
+        answers = [asyncio.create_task(router.ask(stream=True)) for _ in range(3)]
+        while len(d.seen) < 3:
+            await asyncio.sleep(0.01)
+    assert ["shutting down" in answer.text for answer in await asyncio.gather(*answers)] == [True] * 3
+    assert sum(heard(router.log, "did not finish in time: cut off")) == 3
+    assert router.log.splitlines()[-1].endswith("schedloom.router.whole: the router has ended")
 
 
 async def test_who_takes_the_first_ones_place_tells_what_all_see_alike(tmp_path: Path) -> None:

@@ -39,16 +39,25 @@ class Server:
         listener.setblocking(False)
         self._acceptor.open()
 
-    async def stop(self, grace_seconds: float) -> None:
-        """Take no new requests; those under way may finish within ``grace_seconds``, and are cancelled then."""
+    @property
+    def under_way(self) -> int:
+        """How many requests are."""
+        return len(self._clients.under_way)
+
+    async def stop(self, grace_seconds: float) -> int:
+        """Take no new requests; those under way may finish within ``grace_seconds``, and are cancelled then. Returns
+        how many were.
+        """
         self._acceptor.close()
         self._clients.leave()
         await self._until_empty(grace_seconds)
-        for exchange in tuple(self._clients.under_way):
+        late = tuple(self._clients.under_way)
+        for exchange in late:
             exchange.task.cancel()
         await self._until_empty(_LAST_WORDS_SECONDS)
         for connection in tuple(self._clients.connections):
             connection.transport.abort()
+        return len(late)
 
     async def _until_empty(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

@@ -21,6 +21,7 @@ import uvloop
 
 from schedloom.core.errors import ConfigurationError
 from schedloom.router.fleet.roster import Roster
+from schedloom.router.logs import whole
 from schedloom.router.processes.assignment import SIZE_BYTES, Assignment, figures_in, for_each
 from schedloom.router.reload import Again, Reloading
 from schedloom.router.serve import address_of, announce, bind, listen
@@ -79,13 +80,14 @@ class _Supervisor:
     async def run(self, reloading: Reloading) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, self._told_to_stop)
         SharedSessions.create(self._assignment.sessions, self._settings.session_capacity)
         async with reloading.on_hangup():
             try:
                 await self._serve()
             finally:
                 await self._end_all()
+        whole.info("the router has ended")
 
     def use(self) -> None:
         """The engines of the roster, from now on and in all processes."""
@@ -155,6 +157,11 @@ class _Supervisor:
         with contextlib.suppress(asyncio.TimeoutError):
             await within(seconds, self._stopping.wait())
         return self._stopping.is_set()
+
+    def _told_to_stop(self) -> None:
+        if not self._stopping.is_set():
+            whole.info("the router ends, within %g s", self._settings.shutdown_grace_seconds)
+        self._stop()
 
     def _stop(self) -> None:
         self._stopping.set()
