@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from schedloom.core.wire import Role
+from schedloom.router.fleet.worker import Health
 from schedloom.router.http.upstream import BrokenOff, ConnectFailed, TimedOut
 from tests.router.conftest import Bench, Make
 from tests.router.fakes import (
@@ -21,6 +22,7 @@ from tests.router.fakes import (
     event_bytes,
     prefiller,
 )
+from tests.router.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -291,7 +293,7 @@ async def test_a_failed_turn_leaves_an_earlier_owner_in_place(bench: Make) -> No
     router, _, d = await with_owner(bench)
     d.script = [Answer(200, EVENTS, [event_bytes(ROLE), event_bytes(WORD), BROKEN])]
     await router.client.chat("s", stream=True)
-    await asyncio.sleep(0)
+    await until(lambda: all(worker.health is Health.READY for worker in router.app.fleet.workers))
     assert (await router.client.chat("s")).decision == "append"
 
 
