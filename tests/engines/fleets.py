@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schedloom.demo.engines import Engine, EngineSpec, Fleet, free_ports
+from schedloom.demo.engines import Engine, EngineSpec, Fleet, Runner, free_ports
 from schedloom.demo.model import cached_model
 from schedloom.router.app import RouterApp
 from schedloom.router.laboratory.client import Client, Received
@@ -62,11 +62,21 @@ class Pair:
 
 @contextmanager
 def running_pair(
-    logs: Path, connector: str, prefiller: tuple[str, ...] = (), decoder: tuple[str, ...] = (), **extra: Any
+    logs: Path,
+    connector: str,
+    prefiller: tuple[str, ...] = (),
+    decoder: tuple[str, ...] = (),
+    runner: Runner = "v1",
+    **extra: Any,
 ) -> Iterator[Pair]:
     """``prefiller`` and ``decoder`` are further arguments of theirs, ``extra`` is the connectors' configuration."""
     ports = free_ports(4)
-    common: dict[str, Any] = {"environment": PLUGINS, "connector": connector, "connector_config": extra}
+    common: dict[str, Any] = {
+        "environment": PLUGINS,
+        "runner": runner,
+        "connector": connector,
+        "connector_config": extra,
+    }
     specs = [
         EngineSpec("prefiller", ports[0], "producer", ports[1], arguments=prefiller, **common),
         EngineSpec("decoder", ports[2], "consumer", ports[3], arguments=decoder, **common),

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from schedloom.adapters.engine.connector_loading import when_loaded
+
 logger = logging.getLogger("vllm.schedloom")
 
 CONNECTOR = "NixlPushConnector"
@@ -24,20 +26,7 @@ _GIVEN = re.compile(r"[0-9a-f]{32}")
 
 def install() -> None:
     """Look after the connector's class when vLLM loads it. May be called any number of times in one process."""
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-
-    stock = KVConnectorFactory.get_connector_class
-    if hasattr(stock, MARK):
-        return
-
-    def get_connector_class(kv_transfer_config: Any) -> Any:
-        connector = stock(kv_transfer_config)
-        if connector.__name__ == CONNECTOR:
-            _renew_what_is_named_in_part()
-        return connector
-
-    setattr(get_connector_class, MARK, True)
-    KVConnectorFactory.get_connector_class = staticmethod(get_connector_class)
+    when_loaded(CONNECTOR, _renew_what_is_named_in_part)
 
 
 def _renew_what_is_named_in_part() -> None:

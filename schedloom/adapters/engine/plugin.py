@@ -9,10 +9,11 @@ def register() -> None:
     Nothing is imported before vLLM calls this: it logs and skips a plug-in whose module fails to import, and an
     engine must rather not start than run without the policies that its operator asked for.
     """
-    from schedloom.adapters.engine import control, heartbeats, offload, selection, signals
+    from schedloom.adapters.engine import control, expired, heartbeats, offload, selection, signals
 
     control.run_folder()
     selection.install()
     offload.install()
     heartbeats.install()
+    expired.install()
     signals.install()
