@@ -50,15 +50,14 @@ class Request:
 class Decoder:
     """The scheduler's side of a Decoder's connector, asked as vLLM's scheduler does."""
 
-    def __init__(self, clock: Clock, **extra: Any) -> None:
+    def __init__(self, clock: Clock, in_company: bool = False, **extra: Any) -> None:
         transfer = KVTransferConfig(
             kv_connector="NixlConnector",
             kv_role="kv_consumer",
             kv_connector_extra_config={"kv_lease_duration": LEASE, **extra},
         )
         self.clock = clock
-        loaded: Any = KVConnectorFactory.get_connector_class(transfer)
-        assert loaded.__name__ == expired.CONNECTOR
+        (load_in_company if in_company else KVConnectorFactory.get_connector_class)(transfer)
         config: Any = SimpleNamespace(
             parallel_config=SimpleNamespace(
                 tensor_parallel_size=1, decode_context_parallel_size=1, data_parallel_index=0
@@ -103,6 +102,16 @@ class Decoder:
         return bool(self.looks(request) == (PROMPT, True))
 
 
+def load_in_company(transfer: KVTransferConfig) -> None:
+    """As one of the connectors of a ``MultiConnector``."""
+    own = {name: getattr(transfer, name) for name in ("kv_connector", "kv_role", "kv_connector_extra_config")}
+    several = KVTransferConfig(
+        kv_connector="MultiConnector", kv_role="kv_consumer", kv_connector_extra_config={"connectors": [own]}
+    )
+    company: Any = KVConnectorFactory.get_connector_class(several)
+    company._get_connector_classes_and_configs(SimpleNamespace(kv_transfer_config=several))
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """Of a process that has the plug-in; vLLM times its heartbeats by the same."""
@@ -144,7 +153,9 @@ def test_steps_of_a_third_of_a_lease_are_healthy(decoder: Decoder) -> None:
         assert decoder.pulls(request)
 
 
-def test_a_request_that_was_read_late_is_computed_here(decoder: Decoder) -> None:
+@pytest.mark.parametrize("in_company", [False, True])
+def test_a_request_that_was_read_late_is_computed_here(clock: Clock, in_company: bool) -> None:
+    decoder = Decoder(clock, in_company)
     request = decoder.receives(arrived=decoder.clock.now - STOOD_STILL)
     assert decoder.looks(request) == (0, False)
 
