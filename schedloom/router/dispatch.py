@@ -120,6 +120,9 @@ class Dispatcher:
         self._settle_seconds = settings.handoff_settle_seconds
         self._forwards_authorization = settings.forward_authorization
         self._engine_authorization = engine_authorization(settings)
+        self._lines = b"content-type: application/json\r\n"
+        if self._engine_authorization is not None and not self._forwards_authorization:
+            self._lines += b"authorization: %b\r\n" % self._engine_authorization
 
     async def prefill(self, call: Call, dispatch: Dispatch, read: Callable[[bytes], _Read]) -> _Read:
         """What ``read`` finds in a Prefiller's whole answer, streamed or not. Raises Failure with the Prefiller's own
@@ -133,7 +136,9 @@ class Dispatcher:
                 if response.status == 200 and dispatch.on_accepted is not None:
                     dispatch.on_accepted()
                 try:
-                    body = await response.read_all()
+                    body = response.arrived()
+                    if body is None:
+                        body = await response.read_all()
                 finally:
                     response.close()
             except UpstreamError as error:
@@ -213,16 +218,14 @@ class Dispatcher:
 
     def _common_lines(self, call: Call) -> bytes:
         """The headers that every attempt of a call carries."""
-        tracing = call.headers.tracing if call.trace is None else call.headers.trace_state
-        headers = [(b"content-type", b"application/json"), *tracing]
+        lines = self._lines
         if call.session is not None:
-            headers.append((SESSION_HEADER, session_value(call.session)))
-        authorization = self._engine_authorization
-        if self._forwards_authorization:
-            authorization = call.headers.authorization
-        if authorization is not None:
-            headers.append((b"authorization", authorization))
-        return lines_of(headers)
+            lines += b"%b: %b\r\n" % (SESSION_HEADER, session_value(call.session))
+        if call.headers.tracing:
+            lines += lines_of(call.headers.tracing if call.trace is None else call.headers.trace_state)
+        if self._forwards_authorization and call.headers.authorization is not None:
+            lines += b"authorization: %b\r\n" % call.headers.authorization
+        return lines
 
     def _check_key(self, status: int, dispatch: Dispatch, service: Service, kind: str) -> None:
         """Raises Failure (502) for a refused key, which is the client's own only where that is forwarded."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from dataclasses import dataclass
@@ -59,8 +58,7 @@ class Generation:
         line: Line = scope.get(LINE) or line_of(scope, receive, send)
         reply = Reply(line, self._dialect)
         metrics = self._door.metrics
-        begun = time.perf_counter()
-        reply.on_start = functools.partial(metrics.began, begun)
+        reply.on_start = metrics.began
         metrics.in_flight += 1
         try:
             outcome = await self._serve(scope, receive, line, reply)
@@ -82,7 +80,7 @@ class Generation:
         if reply.trace is not None:
             reply.trace.end(reply, outcome)
         if self._tells:
-            self._tell(reply, outcome, time.perf_counter() - begun)
+            self._tell(reply, outcome, time.perf_counter() - reply.came_at)
 
     def _tell(self, reply: Reply, outcome: str, seconds: float) -> None:
         decoder = "no Decoder" if reply.owner is None else reply.owner.worker

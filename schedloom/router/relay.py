@@ -63,7 +63,9 @@ def failure_of(response: UpstreamResponse, body: bytes) -> Failure:
 
 
 async def _relay_whole(response: UpstreamResponse, reply: Reply, local: bool, marked: bool) -> Outcome:
-    body = await response.read_all()
+    body = response.arrived()
+    if body is None:
+        body = await response.read_all()
     story = reply.story
     reason = rejection_in(body) if local else None
     if reason is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,9 @@ class Reply:
     """Written once, front to back. ``started`` tells whether anything has left.
 
     ``on_start`` is called with this reply as the first byte leaves, ``on_success`` when an engine's answer is known to
-    be complete, before its last bytes leave: whoever reads the end may rely on what was recorded. ``asked_at`` is when
-    the Decoder was asked, by the performance counter, and ``pace`` the seconds between two events of a stream.
+    be complete, before its last bytes leave: whoever reads the end may rely on what was recorded. ``came_at``
+    is when its request came and ``asked_at`` when the Decoder was asked, by the performance counter, and ``pace`` the
+    seconds between two events of a stream.
     ``decision``, ``request_id`` and ``owner`` are of the attempt that the answer will be of, a later one in place of an
     earlier; ``owner`` is the Decoder, where the answer is one's. ``status`` is what was answered, if anything was.
     ``story`` is kept of a request that an engine may hand back, ``turn`` of one whose KV a Prefiller may pull later.
@@ -36,6 +38,7 @@ class Reply:
     __slots__ = (
         "_line",
         "asked_at",
+        "came_at",
         "decision",
         "dialect",
         "ended",
@@ -59,6 +62,7 @@ class Reply:
         self.ended = False
         self.succeeded = False
         self.status = 0
+        self.came_at = time.perf_counter()
         self.asked_at: float | None = None
         self.pace: float | None = None
         self.decision = ""

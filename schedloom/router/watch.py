@@ -23,12 +23,12 @@ class Watch:
     def __enter__(self) -> None:
         if not self._line.watched_by(self._gone):
             raise ClientGone
-        self._deadlines.add(self._too_late)
+        self._deadlines.add(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._deadlines.take_back(self._too_late)
+        self._deadlines.take_back(self)
         self._line.watched_by(None)
         if self._cause is not None and kind is asyncio.CancelledError:
             raise self._cause from None
@@ -36,7 +36,8 @@ class Watch:
     def _gone(self) -> None:
         self._end(ClientGone)
 
-    def _too_late(self) -> None:
+    def __call__(self) -> None:
+        """Its time is over."""
         self._end(Failure.own(504, "The request took too long.", "request_timeout"))
 
     def _end(self, cause: type[ClientGone] | Failure) -> None:

@@ -90,12 +90,11 @@ class HttpUpstream:
     def _dispatch(self, connection: UpstreamConnection, request: UpstreamRequest) -> UpstreamExchange:
         if connection.transport.is_closing():
             raise ConnectFailed(f"{request.origin} closed the connection as it was made")
-        if request.dispatch_by is not None and connection.loop.time() >= request.dispatch_by:
-            connection.rest()
+        if request.dispatch_by is not None and (now := connection.loop.time()) >= request.dispatch_by:
+            connection.rest(now)
             raise TooLate(f"{request.origin} was not reached in time")
-        line = _request_line(request.origin, request.method, request.path)
-        length = str(len(request.body)).encode()
-        head = b"".join((line, *request.lines, b"content-length: ", length, b"\r\n\r\n"))
+        line, lines = _request_line(request.origin, request.method, request.path), b"".join(request.lines)
+        head = b"%b%bcontent-length: %d\r\n\r\n" % (line, lines, len(request.body))
         return connection.send(request, head)
 
     def _take_idle(self, request: UpstreamRequest) -> UpstreamConnection | None:

@@ -22,7 +22,10 @@ class Idle(dict["UpstreamConnection", None]):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """A connection to one engine, in ``open`` while it lasts, and in ``idle`` while it is ready for a request."""
+    """A connection to one engine, in ``open`` while it lasts, and in ``idle`` while it is ready for a request.
+
+    ``heard_at`` is when something came last, by the event loop's clock.
+    """
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.loop = loop
         self.origin = origin
         self.idle_since = 0.0
+        self.heard_at = 0.0
         self._idle = idle
         self._open = open_
         self._outbox = outbox
@@ -63,11 +67,6 @@ class UpstreamConnection(asyncio.Protocol):
             self._write(head)
         return exchange
 
-    @property
-    def heard_at(self) -> float:
-        """When something came last, of the exchange under way or the one before."""
-        return max(self.idle_since, 0.0 if self._exchange is None else self._exchange.heard_at)
-
     def give_up_waiting(self) -> bool:
         """Nobody waits any more for the first output of the request under way. Returns whether somebody did."""
         if self._exchange is None or not self._exchange.waits:
@@ -76,9 +75,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._break(TimedOut(f"{self.origin} hangs"))
         return True
 
-    def rest(self) -> None:
+    def rest(self, since: float) -> None:
         """Until there is another request."""
-        self.idle_since = self.loop.time()
+        self.idle_since = since
         self._idle[self] = None
 
     def pause(self) -> None:
@@ -129,6 +128,7 @@ class UpstreamConnection(asyncio.Protocol):
         return None
 
     def data_received(self, data: bytes) -> None:
+        self.heard_at = self.loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -185,9 +185,9 @@ class UpstreamConnection(asyncio.Protocol):
         if self._parser.should_keep_alive() and not (self._said_goodbye or self.transport.is_closing()):
             if self._paused:
                 self.resume()
-            self.rest()
+            self.rest(self.heard_at)
         else:
-            self._idle.heard_at = exchange.heard_at
+            self._idle.heard_at = self.heard_at
             self.abort()
 
     def _hand_on(self) -> None:

@@ -130,6 +130,10 @@ class UpstreamResponse(Protocol):
                 return True
         return False
 
+    def arrived(self) -> bytes | None:
+        """The rest of the answer, where all of it is there; otherwise it is to be read."""
+        return None
+
     async def read_all(self) -> bytes:
         """The rest of the answer."""
         parts = []

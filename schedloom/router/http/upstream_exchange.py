@@ -28,7 +28,6 @@ class UpstreamExchange(UpstreamResponse):
         "_connection",
         "_end_was_read",
         "_error",
-        "_last_activity",
         "_loop",
         "_raised",
         "_request",
@@ -56,7 +55,7 @@ class UpstreamExchange(UpstreamResponse):
         self._loop = connection.loop
         self._chunks: list[bytes] = []
         self._all: list[bytes] | None = None if request.on_late_answer is None else []
-        self._last_activity = self.sent_at = connection.loop.time()
+        self.sent_at = connection.loop.time()
 
     async def read(self) -> bytes:
         while not self._chunks and not self._complete:
@@ -81,9 +80,9 @@ class UpstreamExchange(UpstreamResponse):
             raise self._raised
         return True
 
-    async def read_all(self) -> bytes:
+    def arrived(self) -> bytes | None:
         if not self._complete:
-            return await super().read_all()
+            return None
         self._end_was_read = True
         chunks, self._chunks = self._chunks, []
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -143,11 +142,6 @@ class UpstreamExchange(UpstreamResponse):
         return self.has_head and not any(name in framed for name, _ in self.headers)
 
     @property
-    def heard_at(self) -> float:
-        """When something of the answer came last."""
-        return self._last_activity if self.has_head else 0.0
-
-    @property
     def waits(self) -> bool:
         """Whether a client waits for first output."""
         return not self._abandoned and self._request.waits(self._body_begun)
@@ -161,7 +155,8 @@ class UpstreamExchange(UpstreamResponse):
         timeouts = self._request.timeouts
         allowed = timeouts.silence if self.has_head else timeouts.first_byte
         now = self._loop.time()
-        left = allowed if self._chunks or self._abandoned else self._last_activity + allowed - now
+        since = max(self.sent_at, self._connection.heard_at)
+        left = allowed if self._chunks or self._abandoned else since + allowed - now
         if left <= 0:
             raise TimedOut(f"{self._request.origin} was silent for {allowed:g} s")
         return now + min(left, timeouts.silence)
@@ -170,7 +165,6 @@ class UpstreamExchange(UpstreamResponse):
         self.status = status
         self.headers = headers
         self.has_head = True
-        self._last_activity = self._loop.time()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -181,7 +175,6 @@ class UpstreamExchange(UpstreamResponse):
         count = len(parts)
         data = parts[0] if count == 1 else b"".join(parts)
         self.pieces += count
-        self._last_activity = self._loop.time()
         parts.clear()
         if self._all is not None:
             self._all.append(data)

@@ -163,7 +163,7 @@ class GenerationBody:
         is_new = key not in self.fields
         self.fields[key] = value
         if is_new:
-            self._added = {**self._added, key: value}
+            self._added[key] = value
         else:
             self.raw, self._added = written(self.fields), {}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from urllib.parse import quote
@@ -30,7 +29,7 @@ _NO_HINTS: Mapping[str, str] = MappingProxyType({})
 _TRACING = frozenset({TRACE_PARENT_HEADER, b"tracestate"})
 _ANSWERED = frozenset({b"content-type", b"retry-after"})
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
-_PLAIN = re.compile(r"[\w.:/-]+", re.ASCII).fullmatch
+_VISIBLE_BYTES = _VISIBLE.encode("ascii")
 
 
 class ClientHeaders:
@@ -107,9 +106,8 @@ def session_of(
 
 def session_value(session: str) -> bytes:
     """A session key as a header's value: visible ASCII as it is, the rest (and the percent sign) escaped."""
-    if (session.isascii() and session.isalnum()) or _PLAIN(session):
-        return session.encode("ascii")
-    return quote(session, safe=_VISIBLE).encode("ascii")
+    value = session.encode()
+    return quote(value, safe=_VISIBLE).encode("ascii") if value.translate(None, _VISIBLE_BYTES) else value
 
 
 def answered(headers: Sequence[Header]) -> list[Header]:

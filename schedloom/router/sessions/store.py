@@ -57,6 +57,7 @@ class MemorySessions:
         self._idle_seconds = idle_seconds
         self._clock = clock
         self._entries: OrderedDict[SessionKey, tuple[SessionOwner, float]] = OrderedDict()
+        self._none_idle_before = 0.0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -80,7 +81,8 @@ class MemorySessions:
 
     def keep(self, key: SessionKey, owner: SessionOwner) -> None:
         now = self._touch(key, owner)
-        self._drop_idle(now - self._idle_seconds)
+        if now >= self._none_idle_before:
+            self._drop_idle(now)
         while len(self._entries) > self._capacity:
             self._entries.popitem(last=False)
 
@@ -93,10 +95,13 @@ class MemorySessions:
         self._entries.move_to_end(key)
         return now
 
-    def _drop_idle(self, before: float) -> None:
-        """The oldest stand first, so that each call pays only for what it drops."""
+    def _drop_idle(self, now: float) -> None:
+        """The oldest stand first, so that each call pays only for what it drops. When the next may be idle is kept:
+        nothing of the oldest is in the processor's caches.
+        """
         while self._entries:
             _, used = next(iter(self._entries.values()))
-            if used >= before:
+            self._none_idle_before = used + self._idle_seconds
+            if self._none_idle_before >= now:
                 return
             self._entries.popitem(last=False)

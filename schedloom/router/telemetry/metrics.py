@@ -109,10 +109,10 @@ class Metrics:
         if self._shared is not None:
             self._shared.keep()
 
-    def began(self, at: float, reply: Reply) -> None:
-        """The answer to a request that came ``at`` an instant of the performance counter begins."""
+    def began(self, reply: Reply) -> None:
+        """The answer to a request begins."""
         now = time.perf_counter()
-        self._first_byte.took((reply.decision or "none",), now - at)
+        self._first_byte.took((reply.decision or "none",), now - reply.came_at)
         if reply.asked_at is not None and reply.status == 200:
             self._legs.took(_APPEND if reply.decision == _APPEND[0] else _DECODE, now - reply.asked_at)
 

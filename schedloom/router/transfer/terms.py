@@ -123,10 +123,10 @@ class _Known(NamedTuple):
 
     def stand(self, parameters: Parameters, contract: EngineContract) -> bool:
         """Whether ``parameters`` tell the same, and of their request nothing that is out of bounds."""
-        stand = contract is self.contract and tuple(parameters) == self.keys and self.get(parameters) == self.values
-        for key, check in self.of_requests if stand else ():
-            stand = stand and check(parameters[key])
-        return stand
+        known_of, keys, get, values, of_requests = self
+        if contract is not known_of or tuple(parameters) != keys or get(parameters) != values:
+            return False
+        return all([check(parameters[key]) for key, check in of_requests])
 
 
 class Terms:
@@ -142,7 +142,7 @@ class Terms:
     def checked(self, parameters: Parameters, source: Target) -> Parameters:
         """``parameters`` that ``source`` told. Raises Failure (502) for those that no engine is to be told."""
         known: _Known | None = source.worker.told.get(source.rank)
-        if known is not None and known.stand(parameters, source.contract):
+        if known is not None and known.stand(parameters, source.worker.contract):
             return parameters
         complaint = self._misfit(parameters) or self._stranger(parameters, source)
         if complaint is None:
