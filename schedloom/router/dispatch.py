@@ -128,7 +128,10 @@ class Dispatcher:
         """What ``read`` finds in a Prefiller's whole answer, streamed or not. Raises Failure with the Prefiller's own
         error, or with that of ``read``.
         """
-        with self._lessons.serving(call, dispatch, Leg.PREFILL) as service:
+        service = Service(dispatch.target.worker, dispatch.target.rank, call.body_bytes)
+        if call.trace is not None or self._lessons.are_wanted:
+            service = self._lessons.observed(call, dispatch, Leg.PREFILL)
+        with service:
             asked_at = time.perf_counter()
             try:
                 dispatch.sent = True
@@ -160,7 +163,10 @@ class Dispatcher:
         marked = CONTINUABLE_KEY in call.marks and worker.resumes
         reply.decision, reply.request_id, reply.owner = decision, dispatch.request_id, dispatch.target.owner
         dispatch.reply = reply
-        with self._lessons.serving(call, dispatch, Leg.APPEND if local else Leg.DECODE) as service:
+        service = Service(worker, dispatch.target.rank, call.body_bytes)
+        if call.trace is not None or self._lessons.are_wanted:
+            service = self._lessons.observed(call, dispatch, Leg.APPEND if local else Leg.DECODE)
+        with service:
             reply.asked_at = time.perf_counter()
             try:
                 dispatch.sent = True

@@ -27,18 +27,17 @@ _TOKENS = {
 
 
 class Lessons:
-    """Tells policies how attempts ended. Without a policy that wants to know, nothing is measured."""
+    """Tells policies how attempts ended. Without a policy that wants to know (``are_wanted``), nothing is measured."""
 
     def __init__(self, policies: PolicySet, excuses: Excuses, view: View) -> None:
         self._pupils = policies.of("attempt_finished")
+        self.are_wanted = bool(self._pupils)
         self._excuses = excuses
         self._view = view
 
-    def serving(self, call: Call, dispatch: Dispatch, leg: Leg) -> Service:
-        """Counts an attempt while it lasts, and tells of its end."""
-        if self._pupils or call.trace is not None:
-            return _Observed(self, call, dispatch, leg)
-        return Service(dispatch.target.worker, dispatch.target.rank, call.body_bytes)
+    def observed(self, call: Call, dispatch: Dispatch, leg: Leg) -> Service:
+        """Counts an attempt while it lasts, and tells policies of its end, and the call's trace if it has one."""
+        return _Observed(self, call, dispatch, leg)
 
     def now(self) -> float:
         return self._view.now

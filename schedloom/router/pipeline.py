@@ -127,7 +127,8 @@ class Pipeline:
 
     def _planned(self, planner: Hook, call: Call, owner: SessionOwner | None) -> Sequence[Attempt]:
         try:
-            return tuple(map(_checked, planner.call(call, owner, self._fleet) or ()))
+            plan = planner.call(call, owner, self._fleet)
+            return tuple(map(_checked, plan)) if plan else ()
         except Exception:
             self._excuses.note(planner.policy, "plan a route")
             return ()

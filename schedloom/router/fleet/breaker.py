@@ -81,6 +81,7 @@ class RetryBudget:
         self._least = least
         self._window = window
         self._begun = clock()
+        self._turns_at = self._begun + window / 2
         self._requests = [0, 0]
         self._retries = [0, 0]
         self._most_saved = saved
@@ -88,7 +89,7 @@ class RetryBudget:
         self._counted = 0
 
     def count_request(self) -> None:
-        if self._clock() - self._begun >= self._window / 2:
+        if self._clock() >= self._turns_at:
             self._turn()
         self._requests[0] += 1
 
@@ -127,3 +128,4 @@ class RetryBudget:
         self._requests = [0, self._requests[0] if kept else 0]
         self._retries = [0, self._retries[0] if kept else 0]
         self._begun = self._clock()
+        self._turns_at = self._begun + self._window / 2

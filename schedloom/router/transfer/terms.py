@@ -124,9 +124,12 @@ class _Known(NamedTuple):
     def stand(self, parameters: Parameters, contract: EngineContract) -> bool:
         """Whether ``parameters`` tell the same, and of their request nothing that is out of bounds."""
         known_of, keys, get, values, of_requests = self
-        if contract is not known_of or tuple(parameters) != keys or get(parameters) != values:
+        if contract is not known_of or tuple(parameters) != keys:
             return False
-        return all([check(parameters[key]) for key, check in of_requests])
+        for key, check in of_requests:
+            if not check(parameters[key]):
+                return False
+        return get(parameters) == values
 
 
 class Terms:
