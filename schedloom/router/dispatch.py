@@ -40,8 +40,8 @@ _Read = TypeVar("_Read")
 _REQUEST_ID = REQUEST_ID_HEADER + b": "
 
 
-class Dispatch(UpstreamRequest):
-    """One request to one target.
+class Dispatch(Service, UpstreamRequest):
+    """One request to one target, which counts there while it is served.
 
     ``dispatch_by`` is set where it hands KV over. Such a request is made even for a client that has left, and for
     ``settle_seconds`` or until its answer's body begins the client's leaving is kept from the engine: somebody else
@@ -63,6 +63,10 @@ class Dispatch(UpstreamRequest):
         self.dispatch_by = None
         self.settle_seconds = 0.0
         self.on_late_answer = None
+        self.worker = target.worker
+        self.rank = target.rank
+        self.size = call.body_bytes
+        self.success = None
         self.target = target
         self.request_id = request_id
         self.on_accepted: Callable[[], None] | None = None
@@ -128,7 +132,7 @@ class Dispatcher:
         """What ``read`` finds in a Prefiller's whole answer, streamed or not. Raises Failure with the Prefiller's own
         error, or with that of ``read``.
         """
-        service = Service(dispatch.target.worker, dispatch.target.rank, call.body_bytes)
+        service: Service = dispatch
         if call.trace is not None or self._lessons.are_wanted:
             service = self._lessons.observed(call, dispatch, Leg.PREFILL)
         with service:
@@ -159,11 +163,10 @@ class Dispatcher:
         self, call: Call, reply: Reply, dispatch: Dispatch, decision: str, *, local: bool = False
     ) -> Outcome:
         """Have a Decoder answer the client."""
-        worker = dispatch.target.worker
-        marked = CONTINUABLE_KEY in call.marks and worker.resumes
+        marked = CONTINUABLE_KEY in call.marks and dispatch.worker.resumes
         reply.decision, reply.request_id, reply.owner = decision, dispatch.request_id, dispatch.target.owner
         dispatch.reply = reply
-        service = Service(worker, dispatch.target.rank, call.body_bytes)
+        service: Service = dispatch
         if call.trace is not None or self._lessons.are_wanted:
             service = self._lessons.observed(call, dispatch, Leg.APPEND if local else Leg.DECODE)
         with service:

@@ -52,13 +52,14 @@ class Generation:
         self._dialect = DIALECTS[path]
         self._door = door
         self._bounds = OutputBounds(path, door.bounds)
+        self._began = door.metrics.began
         self._tells = log.isEnabledFor(logging.DEBUG)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         line: Line = scope.get(LINE) or line_of(scope, receive, send)
         reply = Reply(line, self._dialect)
         metrics = self._door.metrics
-        reply.on_start = metrics.began
+        reply.on_start = self._began
         metrics.in_flight += 1
         try:
             outcome = await self._serve(scope, receive, line, reply)
