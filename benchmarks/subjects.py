@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -93,13 +94,26 @@ def build_load() -> None:
 
 def installed(package: str) -> Path:
     """Where the programs of ``package`` are, in an environment of its own that is made when it is not there."""
-    place = BUILD / package
+    return _environment(package, sys.executable, package)
+
+
+@functools.cache
+def routers_python() -> str:
+    """What the router runs on: this interpreter, or the one that ROUTER_PYTHON names, in an environment of its own."""
+    chosen = os.environ.get("ROUTER_PYTHON")
+    if not chosen:
+        return sys.executable
+    return str(_environment(f"router{chosen.replace('/', '-')}", chosen, "--editable", str(ROOT)) / "python")
+
+
+def _environment(name: str, python: str, *packages: str) -> Path:
+    place = BUILD / name
     if not (place / "complete").exists():
-        print(f"installing {package} ...", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
+        print(f"installing {name} ...", flush=True)
+        subprocess.run([python, "-m", "venv", "--clear", str(place)], check=True)
         pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, "--upgrade", "pip"], check=True)
-        subprocess.run([*pip, package], check=True)
+        subprocess.run([*pip, *packages], check=True)
         (place / "complete").touch()
     return place / "bin"
 
@@ -136,7 +150,7 @@ def schedloom(
         (port,) = free_ports(1)
         file = BUILD / "router.json"
         file.write_text(json.dumps(_settings(port, ports) | settings))
-        command = [sys.executable, "-m", "schedloom", "route", "--config", str(file), "--log-level", "ERROR"]
+        command = [routers_python(), "-m", "schedloom", "route", "--config", str(file), "--log-level", "ERROR"]
         with running(command, cores or {ROUTERS_CORE}) as process:
             wait_for_word("is ready", BUILD / f"{Path(command[0]).name}.log")
             wait_for_answer(port)
