@@ -136,10 +136,11 @@ class _Stream:
     def _take(self, chunk: bytes) -> bool:
         """Returns whether more can follow at once. Most chunks are whole events with nothing to do about them."""
         if self._is_plain and not self._framer.rest and chunk.endswith(b"\n\n"):
-            # Not with ``in``, which makes and drops an exception for each question: bytes are asked for numbers first.
-            find = chunk.find
-            is_special = find(b"[DONE]", -24) >= 0 or find(b'"error"') >= 0 or find(b"event:") >= 0
-            if not is_special and find(TRANSFER_KEY) < 0:
+            # Not with ``in``, which makes and drops an exception for each question, nor with ``find``, which reads its
+            # arguments for longer than it searches.
+            part = chunk.partition
+            is_special = part(b'"error"')[1] or part(b"event:")[1] or part(TRANSFER_KEY)[1]
+            if not is_special and not chunk[-24:].partition(b"[DONE]")[1]:
                 return self._write(chunk)
         events = self._framer.feed(chunk)
         return not events or self._pass_on(events)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
 
 import httptools
@@ -62,9 +61,9 @@ class UpstreamConnection(asyncio.Protocol):
         if self._timer is None or due < self._look_at:
             self._look_by(due)
         if request.body:
-            self._write(head, request.body)
+            self._outbox.put(self.transport, head, request.body)
         else:
-            self._write(head)
+            self._outbox.put(self.transport, head)
         return exchange
 
     def give_up_waiting(self) -> bool:
@@ -118,7 +117,6 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self._write = functools.partial(self._outbox.put, transport)
         if self._is_unwanted:
             return self.abort()
         self._open.add(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import deque
 from collections.abc import Callable
 
@@ -46,6 +45,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
         self.writable = True
         self._clients = clients
+        self._outbox = clients.outbox
         self._parser = httptools.HttpRequestParser(self)
         self._headers: list[Header] = []
         self._target = b""
@@ -67,7 +67,6 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self.write = functools.partial(self._clients.outbox.put, transport)
         self._loop = asyncio.get_running_loop()  # before Python 3.12 each such call asks for the process id
         self._clients.connections.add(self)
         self._allow(self._clients.heads, self._head_is_late)
@@ -216,6 +215,9 @@ class ClientConnection(asyncio.Protocol):
         self._is_unwanted = False
 
     # Called by exchanges.
+
+    def write(self, data: bytes) -> None:
+        self._outbox.put(self.transport, data)
 
     def close(self) -> None:
         """After what is written."""
