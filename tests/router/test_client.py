@@ -301,6 +301,22 @@ async def test_silence_before_and_within_an_answer_ends(upstream: HttpUpstream) 
             await asyncio.wait_for(server.lost.wait(), PATIENCE_SECONDS)
 
 
+@pytest.mark.parametrize(
+    ("begin", "part", "end"),
+    [
+        (b"", b"HTTP/1.1 102 Processing\r\n\r\n", OK),
+        (b"HTTP/1.1 200 OK\r\n", b"x", b": y\r\nContent-Length: 2\r\n\r\nok"),
+    ],
+    ids=["102s", "a head in pieces"],
+)
+async def test_what_is_no_answer_yet_wins_no_time(
+    upstream: HttpUpstream, begin: bytes, part: bytes, end: bytes
+) -> None:
+    async with raw_server(Server([begin, *[part] * 200, end])) as origin:
+        with pytest.raises(TimedOut):
+            await ask(upstream, origin, timeouts=Timeouts(0.2, PATIENCE_SECONDS))
+
+
 async def test_a_long_prefill_is_not_a_silent_engine(upstream: HttpUpstream) -> None:
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"body")

@@ -155,7 +155,7 @@ class UpstreamExchange(UpstreamResponse):
         timeouts = self._request.timeouts
         allowed = timeouts.silence if self.has_head else timeouts.first_byte
         now = self._loop.time()
-        since = max(self.sent_at, self._connection.heard_at)
+        since = self._connection.heard_at if self.has_head else self.sent_at
         left = allowed if self._chunks or self._abandoned else since + allowed - now
         if left <= 0:
             raise TimedOut(f"{self._request.origin} was silent for {allowed:g} s")
