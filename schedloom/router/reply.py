@@ -26,9 +26,9 @@ class Reply:
     """Written once, front to back. ``started`` tells whether anything has left.
 
     ``on_start`` is called with this reply as the first byte leaves, ``on_success`` when an engine's answer is known to
-    be complete, before its last bytes leave: whoever reads the end may rely on what was recorded. ``came_at``
-    is when its request came and ``asked_at`` when the Decoder was asked, by the performance counter, and ``pace`` the
-    seconds between two events of a stream.
+    be complete, before its last bytes leave: whoever reads the end may rely on what was recorded. ``came_at`` is when
+    its request came and ``asked_at`` when the Decoder was asked, by the performance counter, and ``pace`` the seconds
+    between two events of a stream.
     ``decision``, ``request_id`` and ``owner`` are of the attempt that the answer will be of, a later one in place of an
     earlier; ``owner`` is the Decoder, where the answer is one's. ``status`` is what was answered, if anything was.
     ``story`` is kept of a request that an engine may hand back, ``turn`` of one whose KV a Prefiller may pull later.

@@ -202,6 +202,15 @@ def test_where_every_request_asks_for_one_second_tries_are_no_more_than_their_sh
     assert taken <= 200
 
 
+def test_requests_of_the_last_seconds_count_however_long_nobody_tried_again() -> None:
+    clock = Clock()
+    budget = RetryBudget(clock, saved=0.0)
+    for _ in range(200):
+        clock.now += 0.1
+        budget.count_request()
+    assert 10 <= sum(budget.take() for _ in range(100)) <= 20
+
+
 def test_second_tries_are_a_share_of_requests() -> None:
     clock = Clock()
     budget = RetryBudget(clock)

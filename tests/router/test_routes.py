@@ -240,3 +240,14 @@ async def test_an_answer_without_transfer_parameters_is_a_clear_error(bench: Mak
         assert received.status == 502
         assert "without transfer parameters" in received.json["error"]["message"]
     assert d.seen == []
+
+
+async def test_no_event_of_a_stream_tells_where_engines_are(bench: Make) -> None:
+    leak = {"choices": [], "kv_transfer_params": {"remote_host": "10.0.0.7"}}
+    said = [{"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]} for word in ("one", "two")]
+    p, d = prefiller(), decoder()
+    d.script = [Answer.stream(*said, leak, "[DONE]")]
+    router = await bench(p, d)
+    received = await router.client.chat("s", stream=True)
+    assert (received.status, received.text) == (200, "onetwo")
+    assert b"10.0.0.7" not in received.body
