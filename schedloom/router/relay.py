@@ -14,7 +14,8 @@ from schedloom.core.continuation import HandBack
 from schedloom.router.continuation.story import Story, handed_back, handed_back_in
 from schedloom.router.continuation.told import Differs
 from schedloom.router.failures import Failure
-from schedloom.router.http.upstream import UpstreamError, UpstreamResponse, header
+from schedloom.router.http.chunks import data_of
+from schedloom.router.http.upstream import Sink, UpstreamError, UpstreamResponse, header
 from schedloom.router.opening import Beginning, StreamOpening, rejection_in
 from schedloom.router.reply import Reply
 from schedloom.router.requests.headers import answered, answered_lines
@@ -105,7 +106,6 @@ class _Stream:
         self._framer = EventFramer()
         self._told_an_error = False
         self._is_plain = not marked and reply.story is None and reply.turn is None
-        self._write = reply.write
         self._last: bytes | None = None
         self._hand_back: tuple[bytes, HandBack] | None = None
         self._began_at: float | None = None
@@ -130,20 +130,20 @@ class _Stream:
             if self._last is not None:
                 return await self._end(self._last)
             await self._reply.drained()
-            if not await self._response.pour(self._take):
+            if not await self._response.pour(self._take, self._chunk_sink()):
                 return await self._end_early()
 
     def _take(self, chunk: bytes) -> bool:
         """Returns whether more can follow at once. Most chunks are whole events with nothing to do about them."""
-        if self._is_plain and not self._framer.rest and chunk.endswith(b"\n\n"):
-            # Not with ``in``, which makes and drops an exception for each question, nor with ``find``, which reads its
-            # arguments for longer than it searches.
-            part = chunk.partition
-            is_special = part(b'"error"')[1] or part(b"event:")[1] or part(TRANSFER_KEY)[1]
-            if not is_special and not chunk[-24:].partition(b"[DONE]")[1]:
-                return self._write(chunk)
+        if self._is_plain and not self._framer.rest and chunk.endswith(b"}\n\n") and not _is_special(chunk):
+            write = self._reply.write
+            return write(chunk)
         events = self._framer.feed(chunk)
         return not events or self._pass_on(events)
+
+    def _chunk_sink(self) -> Sink | None:
+        write = self._reply.chunk_writer() if self._is_plain else None
+        return None if write is None else _Passage(write, self._framer, self._take).pass_on
 
     def _pass_on(self, events: bytes) -> bool:
         if self._marked:
@@ -233,6 +233,37 @@ class _Stream:
         with contextlib.suppress(UpstreamError):
             while await self._response.read():
                 pass
+
+
+class _Passage:
+    """For chunks that the client gets as the engine framed them. ``take`` gets the data of the others.
+
+    Small, because it is what a stream with little else to do goes through with each event.
+    """
+
+    __slots__ = ("_framer", "_take", "_write")
+
+    def __init__(self, write: Sink, framer: EventFramer, take: Sink) -> None:
+        self._write = write
+        self._framer = framer
+        self._take = take
+
+    def pass_on(self, chunk: bytes) -> bool:
+        if self._framer.rest or _is_special(chunk):
+            take = self._take
+            return take(data_of(chunk))
+        write = self._write
+        return write(chunk)
+
+
+def _is_special(events: bytes) -> bytes:
+    """Whether there is anything to do about JSON ``events``: true, as bytes are, when not empty.
+
+    Not with ``in``, which makes and drops an exception for each question, nor with ``find``, which reads its arguments
+    for longer than it searches.
+    """
+    part = events.partition
+    return part(b'"error"')[1] or part(b"event:")[1] or part(TRANSFER_KEY)[1]
 
 
 def _failure_in(fields: dict[str, Any]) -> Failure:

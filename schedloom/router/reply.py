@@ -10,7 +10,7 @@ from schedloom.core.routing import SessionOwner
 from schedloom.router.continuation.story import Story
 from schedloom.router.failures import Failure, error_body
 from schedloom.router.http.line import Line
-from schedloom.router.http.upstream import lines_of
+from schedloom.router.http.upstream import Sink, lines_of
 from schedloom.router.requests.call import new_request_id
 from schedloom.router.requests.dialect import COMPLETIONS, Dialect
 from schedloom.router.requests.headers import lines_about
@@ -89,6 +89,9 @@ class Reply:
         """The whole answer, until it was taken."""
         if not self.whole(status, lines, body):
             await self._line.drained()
+
+    def chunk_writer(self) -> Sink | None:
+        return self._line.chunk_writer()
 
     def start_stream(self, lines: bytes) -> None:
         self._start(200, lines, framed=False)

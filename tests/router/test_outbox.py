@@ -21,11 +21,22 @@ class FakeTransport(asyncio.WriteTransport):
         self._said = said
         self.closed = False
 
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._said.append((self._name, bytes(data)))
+
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        self._said.append((self._name, b"".join(list_of_data)))
+        self.write(b"".join(list_of_data))
 
     def is_closing(self) -> bool:
         return self.closed
+
+
+class Parts(FakeTransport):
+    """Tells in which parts it was given what it writes."""
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        for data in list_of_data:
+            self.write(data)
 
 
 @pytest.fixture
@@ -62,6 +73,25 @@ async def test_several_are_written_together_once_to_each_connection_and_in_order
     assert not said
     await a_round()
     assert said == [("a", b"13"), ("b", b"2")]
+
+
+@pytest.mark.parametrize("bodies", [(b"", b"B"), (b"A", b""), (b"A", b"B")])
+async def test_heads_and_bodies_keep_their_order(said: Said, bodies: tuple[bytes, bytes]) -> None:
+    outbox, a = Outbox(), FakeTransport("a", said)
+    await crowded(outbox, said)
+    for head, body in zip((b"1", b"2"), bodies, strict=True):
+        outbox.put(a, head, body)
+    await a_round()
+    assert said == [("a", b"1%b2%b" % bodies)]
+
+
+async def test_a_large_body_is_not_joined_to_its_head(said: Said) -> None:
+    outbox = Outbox()
+    await crowded(outbox, said)
+    transport = Parts("a", said)
+    outbox.put(transport, b"head", b"body")
+    await a_round()
+    assert said == [("a", b"head"), ("a", b"body")]
 
 
 async def test_one_in_a_round_is_held_back_no_more(said: Said) -> None:

@@ -7,6 +7,7 @@ import socket
 
 import httptools
 
+from schedloom.router.http.chunks import is_chunk_of_json
 from schedloom.router.http.outbox import Outbox
 from schedloom.router.http.upstream import BrokenOff, TimedOut, UpstreamError, UpstreamRequest
 from schedloom.router.http.upstream_exchange import UpstreamExchange
@@ -46,6 +47,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.on_header = self._headers.setdefault
         self._body: list[bytes] = []
         self.on_body = self._body.append
+        self._is_between_chunks = False
         self._parser = httptools.HttpResponseParser(self)
         self._exchange: UpstreamExchange | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -60,10 +62,7 @@ class UpstreamConnection(asyncio.Protocol):
         due = exchange.sent_at + request.timeouts.shorter
         if self._timer is None or due < self._look_at:
             self._look_by(due)
-        if request.body:
-            self._outbox.put(self.transport, head, request.body)
-        else:
-            self._outbox.put(self.transport, head)
+        self._outbox.put(self.transport, head, request.body)
         return exchange
 
     def give_up_waiting(self) -> bool:
@@ -127,16 +126,17 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self.loop.time()
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._hand_on()
-            self._break(BrokenOff(f"answer is not HTTP: {error}"))
-        if self._body:
-            if self._exchange is not None:
-                self._exchange.body_arrived(self._body)
-            else:
-                self._body.clear()
+        exchange = self._exchange
+        if (
+            self._is_between_chunks
+            and exchange is not None
+            and exchange.chunk_sink is not None
+            and is_chunk_of_json(data)
+        ):
+            exchange.pieces += 1
+            exchange.pour_into(exchange.chunk_sink, data)  # the parser stands where it would stand behind it
+        else:
+            self._read(data)
 
     def eof_received(self) -> bool:
         return False
@@ -170,6 +170,12 @@ class UpstreamConnection(asyncio.Protocol):
         if self._exchange is not None and status >= 200:
             self._exchange.head_arrived(status, headers)
 
+    def on_chunk_header(self) -> None:
+        self._is_between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._is_between_chunks = True
+
     def on_message_complete(self) -> None:
         exchange = self._exchange
         if exchange is None or not exchange.has_head:
@@ -187,6 +193,21 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._idle.heard_at = self.heard_at
             self.abort()
+
+    def _read(self, data: bytes) -> None:
+        self._is_between_chunks = False
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._hand_on()
+            self._break(BrokenOff(f"answer is not HTTP: {error}"))
+        if self._is_between_chunks and not data.endswith(b"\r\n"):
+            self._is_between_chunks = False  # but in the midst of a chunk's first line
+        if self._body:
+            if self._exchange is not None:
+                self._exchange.body_arrived(self._body)
+            else:
+                self._body.clear()
 
     def _hand_on(self) -> None:
         if self._body and self._exchange is not None:

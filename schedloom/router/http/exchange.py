@@ -14,8 +14,9 @@ import httptools
 from starlette.types import ASGIApp, Message
 
 from schedloom.router.failures import error_body
+from schedloom.router.http.chunks import chunk_of
 from schedloom.router.http.line import LINE
-from schedloom.router.http.upstream import Header, lines_of
+from schedloom.router.http.upstream import Header, Sink, lines_of
 
 if TYPE_CHECKING:
     from schedloom.router.http.protocol import ClientConnection
@@ -164,19 +165,22 @@ class ClientExchange:
         if not (data or self._head) or self._gone or self._ended:
             return connection.writable
         if self._chunked and data:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
+            data = chunk_of(data)
         if self._head:
             data, self._head = (self._head if self._silent else self._head + data), b""
         elif self._silent:
             return connection.writable
-        connection.write(data)
-        return connection.writable
+        return connection.write(data)
+
+    def chunk_writer(self) -> Sink | None:
+        is_in_chunks = self._chunked and not (self._head or self._silent or self._gone or self._ended)
+        return self._connection.write if is_in_chunks else None
 
     def end(self, data: bytes = b"") -> bool:
         if self._gone or self._ended:
             return True
         if self._chunked:
-            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+            data = b"%b0\r\n\r\n" % chunk_of(data) if data else b"0\r\n\r\n"
         self._ended = True
         data = self._head if self._silent else self._head + data
         if data:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from schedloom.router.http.upstream import headers_in
+from schedloom.router.http.upstream import Sink, headers_in
 
 LINE = "schedloom.line"
 """Where a server puts a ``Line`` of its own in a scope: then nothing is awaited for what can be written at once."""
@@ -36,6 +36,12 @@ class Line(Protocol):
 
     def write(self, data: bytes) -> bool:
         """Returns whether more is taken at once; otherwise ``drained`` is to be awaited first."""
+        ...
+
+    def chunk_writer(self) -> Sink | None:
+        """What writes further data, framed already as HTTP/1.1 frames chunks, until the end. None where an answer is
+        not framed so.
+        """
         ...
 
     def end(self, data: bytes = b"") -> bool:
@@ -70,6 +76,9 @@ class AsgiLine:
     def write(self, data: bytes) -> bool:
         self._messages.append({"type": "http.response.body", "body": data, "more_body": True})
         return False
+
+    def chunk_writer(self) -> Sink | None:
+        return None
 
     def end(self, data: bytes = b"") -> bool:
         self._messages.append({"type": "http.response.body", "body": data})

@@ -17,21 +17,24 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._held: dict[asyncio.WriteTransport, tuple[bytes, ...]] = {}
+        self._held: dict[asyncio.WriteTransport, bytes | tuple[bytes, ...]] = {}
         self._bytes = 0
         self._writes = 0
         self._is_crowded = False
 
-    def put(self, transport: asyncio.WriteTransport, *parts: bytes) -> None:
-        """Write ``parts``, of which the last is the largest."""
+    def put(self, transport: asyncio.WriteTransport, data: bytes, body: bytes = b"") -> None:
+        """Write ``data``, and ``body`` behind it, which may be large: the two are not joined."""
         self._writes += 1
         if self._writes == 1:
             self._loop.call_soon(self._come_round)
             if not self._is_crowded:
-                return transport.writelines(parts)
+                return transport.writelines((data, body)) if body else transport.write(data)
         held = self._held
-        held[transport] = held[transport] + parts if transport in held else parts
-        self._bytes += len(parts[-1])
+        if transport in held:
+            held[transport] = (*_parts(held[transport]), data, body)
+        else:
+            held[transport] = (data, body) if body else data
+        self._bytes += len(data) + len(body)
         if self._bytes > _MOST_BYTES:
             self.empty()
         return None
@@ -40,9 +43,13 @@ class Outbox:
         """Write what is held, but to connections that are closed by now."""
         held, self._held = self._held, {}
         self._bytes = 0
-        for transport, parts in held.items():
-            if not transport.is_closing():
-                transport.writelines(parts)
+        for transport, data in held.items():
+            if transport.is_closing():
+                continue
+            if isinstance(data, bytes):
+                transport.write(data)
+            else:
+                transport.writelines(data)
 
     def _come_round(self) -> None:
         self._is_crowded = self._writes > 1
@@ -52,3 +59,7 @@ class Outbox:
     @functools.cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
+
+
+def _parts(data: bytes | tuple[bytes, ...]) -> tuple[bytes, ...]:
+    return (data,) if isinstance(data, bytes) else data

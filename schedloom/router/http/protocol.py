@@ -216,8 +216,10 @@ class ClientConnection(asyncio.Protocol):
 
     # Called by exchanges.
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> bool:
+        """Returns whether more is taken at once."""
         self._outbox.put(self.transport, data)
+        return self.writable
 
     def close(self) -> None:
         """After what is written."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from schedloom.router.tasks import within
 
 Header = tuple[bytes, bytes]
+Sink = Callable[[bytes], bool]
 
 
 class UpstreamError(Exception):
@@ -120,9 +121,10 @@ class UpstreamResponse(Protocol):
         """
         ...
 
-    async def pour(self, sink: Callable[[bytes], bool]) -> bool:
+    async def pour(self, sink: Sink, chunk_sink: Sink | None = None) -> bool:
         """Give ``sink`` what arrives, in the very moment, until it returns false or the answer ends.
 
+        A chunk that arrives alone, with whole events of JSON in it, may go to ``chunk_sink`` as HTTP/1.1 frames it.
         Returns false at the proper end of the answer.
         """
         while chunk := await self.read():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from schedloom.router.http.upstream import Header, TimedOut, UpstreamError, UpstreamRequest, UpstreamResponse
+from schedloom.router.http.upstream import Header, Sink, TimedOut, UpstreamError, UpstreamRequest, UpstreamResponse
 
 if TYPE_CHECKING:
     from schedloom.router.http.connection import UpstreamConnection
@@ -34,6 +33,7 @@ class UpstreamExchange(UpstreamResponse):
         "_sink",
         "_timer",
         "_waiter",
+        "chunk_sink",
         "has_head",
         "headers",
         "pieces",
@@ -47,7 +47,8 @@ class UpstreamExchange(UpstreamResponse):
         self.has_head = self._abandoned = self._body_begun = self._complete = self._end_was_read = False
         self._error: UpstreamError | None = None
         self._raised: Exception | None = None
-        self._sink: Callable[[bytes], bool] | None = None
+        self._sink: Sink | None = None
+        self.chunk_sink: Sink | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._connection = connection
@@ -63,17 +64,18 @@ class UpstreamExchange(UpstreamResponse):
         self._end_was_read = not self._chunks
         return self._taken()
 
-    async def pour(self, sink: Callable[[bytes], bool]) -> bool:
+    async def pour(self, sink: Sink, chunk_sink: Sink | None = None) -> bool:
         while not self._chunks or sink(self._taken()):
             if self._complete:
                 self._end_was_read = True
                 return False
             self._sink = sink
+            self.chunk_sink = chunk_sink if self._all is None else None
             try:
                 await self.news()
                 has_enough = self._sink is None
             finally:
-                self._sink = None
+                self._sink = self.chunk_sink = None
             if has_enough:
                 break
         if self._raised is not None:
@@ -182,13 +184,7 @@ class UpstreamExchange(UpstreamResponse):
             return self._connection.abort()
         self._body_begun = True
         if self._sink is not None:
-            try:
-                if self._sink(data):
-                    return None
-            except Exception as error:
-                self._raised = error
-            self._sink = None
-            return self._wake()
+            return self.pour_into(self._sink, data)
         self._chunks.append(data)
         self._buffered += len(data)
         if self._buffered > _READ_AHEAD:
@@ -196,6 +192,15 @@ class UpstreamExchange(UpstreamResponse):
         if self._waiter is not None:
             self._wake()
         return None
+
+    def pour_into(self, sink: Sink, data: bytes) -> None:
+        try:
+            if sink(data):
+                return
+        except Exception as error:
+            self._raised = error
+        self._sink = self.chunk_sink = None
+        self._wake()
 
     def finish(self) -> None:
         self._complete = True
