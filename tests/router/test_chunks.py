@@ -37,6 +37,12 @@ class FakeTransport(asyncio.Transport):
     """To an engine of which the test says what it sends, and in which reads that arrives."""
 
     closed = False
+    paused = False
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None: ...
 
     def write(self, data: object) -> None: ...
 
@@ -48,14 +54,16 @@ class FakeTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closed
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.paused = True
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        self.paused = False
 
 
-def connection() -> UpstreamConnection:
+def connection(transport: FakeTransport | None = None) -> UpstreamConnection:
     made = UpstreamConnection(asyncio.get_running_loop(), "http://engine", Idle(), set(), Outbox())
-    made.connection_made(FakeTransport())
+    made.connection_made(transport or FakeTransport())
     return made
 
 
@@ -171,7 +179,7 @@ async def test_a_chunk_that_comes_alone_is_given_as_it_is() -> None:
 @pytest.mark.parametrize("begin", [b"1", b"41\r", b"41\r\n", b"41\r\n" + WORD[:20], chunk_of(WORD)[:-2]])
 async def test_what_comes_in_the_midst_of_a_chunk_is_none(begin: bytes) -> None:
     _, poured, reading = await begun(by := connection())
-    by.data_received(begin)
+    by.data_received(chunk_of(WORD) + begin)
     by.data_received(chunk_of(WORD))
     assert not poured.framed
     reading.cancel()
@@ -210,10 +218,35 @@ async def test_a_client_that_has_enough_waits_for_what_comes_next() -> None:
     by.data_received(HEAD + chunk_of(WORD))
     reading = asyncio.ensure_future(exchange.pour(poured.data, poured.chunk))
     await asyncio.sleep(0)
-    by.data_received(chunk_of(WORD))
-    by.data_received(chunk_of(DONE))
+    for _ in range(3):
+        by.data_received(chunk_of(WORD))
+    assert not reading.done()
     assert await reading
-    assert (poured.parts, await exchange.read()) == ([WORD, WORD], DONE)
+    assert (poured.parts, await exchange.read()) == ([WORD] * 2, WORD * 2)
+
+
+async def test_a_client_that_waits_no_more_gets_no_more() -> None:
+    exchange, poured, reading = await begun(by := connection())
+    reading.cancel()
+    await asyncio.wait([reading])
+    by.data_received(chunk_of(WORD))
+    assert (poured.parts, await exchange.read()) == ([WORD], WORD)
+
+
+async def test_an_answer_that_is_told_when_it_is_late_is_told_whole() -> None:
+    by, told = connection(), []
+    request = UpstreamRequest("http://engine", "POST", "/x", timeouts=PATIENT)
+    request.on_late_answer = lambda status, body: told.append((status, body))
+    exchange, poured = by.send(request, b""), Poured()
+    by.data_received(HEAD + chunk_of(WORD))
+    reading = asyncio.ensure_future(poured.all_of(exchange))
+    await asyncio.sleep(0)
+    by.data_received(chunk_of(WORD))
+    reading.cancel()
+    await asyncio.wait([reading])
+    exchange.close()
+    by.data_received(chunk_of(WORD) + LAST)
+    assert told == [(200, WORD * 3)]
 
 
 async def test_an_error_of_the_client_is_raised_where_it_waits() -> None:
@@ -238,7 +271,8 @@ class Relayed:
     """A client's connection, and one of an engine whose answer it gets."""
 
     def __init__(self) -> None:
-        self.engine = connection()
+        self.transport = FakeTransport()
+        self.engine = connection(self.transport)
         self.outcome: Outcome | None = None
         self.is_relaying = False
 
@@ -280,6 +314,22 @@ async def test_a_client_that_knows_no_chunks_gets_none() -> None:
     assert said == WORD * 4 + DONE
 
 
+async def test_a_client_that_does_not_read_stops_the_engine() -> None:
+    event = b'data: {"text":"%b"}\n\n' % (b"x" * 4000)
+    async with relayed() as (app, reader):
+        sent = 0
+        while not app.transport.paused and sent < 20_000:
+            app.engine.data_received(chunk_of(event))
+            sent += 1
+            await asyncio.sleep(0)
+        assert app.transport.paused
+        app.engine.data_received(chunk_of(DONE) + LAST)
+        said = b""
+        while not said.endswith(LAST):
+            said += await asyncio.wait_for(reader.read(1 << 20), PATIENCE_SECONDS)
+    assert (said.count(event), said.count(DONE)) == (sent, 1)
+
+
 async def test_half_an_event_never_travels_on() -> None:
     half, rest = WORD[:-3], WORD[-3:]
     said, _ = await answer(half, rest, WORD)
@@ -306,3 +356,24 @@ async def test_what_there_is_something_to_do_about_is_looked_at(
     assert shown(said)
     assert told is outcome
     assert said.count(chunk_of(WORD)) == 3
+
+
+async def test_chunks_are_written_between_the_head_and_the_end_only() -> None:
+    seen: list[bool] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        line = line_of(scope, receive, send)
+        line.start(200, b"", framed=False)
+        seen.append(line.chunk_writer() is not None)
+        line.write(WORD)
+        seen.append(line.chunk_writer() is not None)
+        line.end()
+        seen.append(line.chunk_writer() is not None)
+
+    for method, expected in ((b"POST", [False, True, False]), (b"HEAD", [False, False, False])):
+        async with connected(app) as (reader, writer):
+            writer.write(method + b" / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            await until(lambda: len(seen) == 3)
+        assert seen == expected
+        seen.clear()
