@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from schedloom.core.continuation import HandBack
 from schedloom.router.http.chunks import chunk_of, data_of, is_chunk_of_json
 from schedloom.router.http.connection import Idle, UpstreamConnection
 from schedloom.router.http.line import line_of
@@ -21,6 +22,7 @@ from schedloom.router.http.upstream import Timeouts, UpstreamRequest
 from schedloom.router.http.upstream_exchange import UpstreamExchange
 from schedloom.router.relay import Outcome, relay
 from schedloom.router.reply import Reply
+from schedloom.router.transfer.turn import Turn
 from tests.router.test_server import connected
 from tests.router.waiting import PATIENCE_SECONDS, until
 
@@ -222,7 +224,8 @@ async def test_a_client_that_has_enough_waits_for_what_comes_next() -> None:
         by.data_received(chunk_of(WORD))
     assert not reading.done()
     assert await reading
-    assert (poured.parts, await exchange.read()) == ([WORD] * 2, WORD * 2)
+    assert poured.parts == [WORD] * 2
+    assert await asyncio.wait_for(exchange.read(), PATIENCE_SECONDS) == WORD * 2
 
 
 async def test_a_client_that_waits_no_more_gets_no_more() -> None:
@@ -230,7 +233,8 @@ async def test_a_client_that_waits_no_more_gets_no_more() -> None:
     reading.cancel()
     await asyncio.wait([reading])
     by.data_received(chunk_of(WORD))
-    assert (poured.parts, await exchange.read()) == ([WORD], WORD)
+    assert poured.parts == [WORD]
+    assert await asyncio.wait_for(exchange.read(), PATIENCE_SECONDS) == WORD
 
 
 async def test_an_answer_that_is_told_when_it_is_late_is_told_whole() -> None:
@@ -270,31 +274,35 @@ async def test_an_error_of_the_client_is_raised_where_it_waits() -> None:
 class Relayed:
     """A client's connection, and one of an engine whose answer it gets."""
 
-    def __init__(self) -> None:
+    def __init__(self, marked: bool = False, turn: Turn | None = None) -> None:
+        self.marked = marked
+        self.turn = turn
         self.transport = FakeTransport()
         self.engine = connection(self.transport)
         self.outcome: Outcome | None = None
-        self.is_relaying = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = asked(self.engine)
         self.engine.data_received(HEAD + chunk_of(WORD))
-        self.is_relaying = True
-        self.outcome = await relay(exchange, Reply(line_of(scope, receive, send)), local=False)
+        reply = Reply(line_of(scope, receive, send))
+        reply.turn = self.turn
+        self.outcome = await relay(exchange, reply, local=False, marked=self.marked)
 
 
 @asynccontextmanager
-async def relayed(version: bytes = b"1.1") -> AsyncIterator[tuple[Relayed, asyncio.StreamReader]]:
-    async with connected(app := Relayed()) as (reader, writer):
+async def relayed(
+    version: bytes = b"1.1", marked: bool = False, turn: Turn | None = None
+) -> AsyncIterator[tuple[Relayed, asyncio.StreamReader]]:
+    async with connected(app := Relayed(marked, turn)) as (reader, writer):
         writer.write(b"POST /v1/completions HTTP/%b\r\nhost: x\r\ncontent-length: 0\r\n\r\n" % version)
         head = await reader.readuntil(b"\r\n\r\n")
         assert (b"transfer-encoding: chunked" in head) == (version == b"1.1")
         yield app, reader
 
 
-async def answer(*events: bytes, version: bytes = b"1.1") -> tuple[bytes, Outcome | None]:
+async def answer(*events: bytes, version: bytes = b"1.1", turn: Turn | None = None) -> tuple[bytes, Outcome | None]:
     """What the client gets, and what it is."""
-    async with relayed(version) as (app, reader):
+    async with relayed(version, turn=turn) as (app, reader):
         for event in events:
             app.engine.data_received(chunk_of(event))
         app.engine.data_received(chunk_of(DONE) + LAST)
@@ -328,6 +336,26 @@ async def test_a_client_that_does_not_read_stops_the_engine() -> None:
         while not said.endswith(LAST):
             said += await asyncio.wait_for(reader.read(1 << 20), PATIENCE_SECONDS)
     assert (said.count(event), said.count(DONE)) == (sent, 1)
+
+
+async def test_the_tokens_of_an_answer_are_noted_and_kept_from_the_client() -> None:
+    with_tokens = b'data: {"choices":[{"index":0,"text":"word","token_ids":[7,8]}]}\n\n'
+    said, _ = await answer(*[with_tokens] * 2, turn=(turn := Turn(asked=False)))
+    assert turn.tokens == [7, 8] * 2
+    assert said.count(b"word") == 3
+    assert b"token_ids" not in said
+
+
+async def test_a_request_that_is_handed_back_is_noticed() -> None:
+    reason = HandBack("preempted", [1, 2], [3]).stop_reason.encode()
+    async with relayed(marked=True) as (app, _):
+        app.engine.data_received(chunk_of(WORD))
+        app.engine.data_received(
+            chunk_of(b'data: {"choices":[{"index":0,"finish_reason":"stop","stop_reason":"%b"}]}\n\n' % reason)
+        )
+        app.engine.data_received(chunk_of(DONE) + LAST)
+        await until(lambda: app.outcome is not None)
+    assert app.outcome is Outcome.HANDED_BACK
 
 
 async def test_half_an_event_never_travels_on() -> None:
