@@ -1,4 +1,4 @@
-"""Events that a client gets in the chunks in which the engine sent them (B9), and those that it does not."""
+"""Events that a client gets in the chunks in which the engine sent them (B1), and those that it does not (X8)."""
 
 from __future__ import annotations
 

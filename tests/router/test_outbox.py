@@ -1,4 +1,4 @@
-"""What is written in one round of the event loop is written together (B9)."""
+"""What is written in one round of the event loop is written together (B1)."""
 
 from __future__ import annotations
 
