@@ -124,11 +124,12 @@ async def test_who_is_closed_by_then_is_left_out(said: Said) -> None:
     assert said == [("b", b"2")]
 
 
-async def test_much_is_not_held_back(said: Said) -> None:
+@pytest.mark.parametrize("head, body", [(100_000, 0), (10, 99_990)])
+async def test_much_is_not_held_back(said: Said, head: int, body: int) -> None:
     outbox, a = Outbox(), FakeTransport("a", said)
     await crowded(outbox, said)
     for _ in range(5):
-        outbox.put(a, bytes(100_000))
+        outbox.put(a, bytes(head), bytes(body))
     assert [len(data) for _, data in said] == [300_000]
     await a_round()
     assert [len(data) for _, data in said] == [300_000, 200_000]
