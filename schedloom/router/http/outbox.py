@@ -30,10 +30,8 @@ class Outbox:
             if not self._is_crowded:
                 return transport.writelines((data, body)) if body else transport.write(data)
         held = self._held
-        if transport in held:
-            held[transport] = (*_parts(held[transport]), data, body)
-        else:
-            held[transport] = (data, body) if body else data
+        added = (data, body) if body else data
+        held[transport] = (*_parts(held[transport]), *_parts(added)) if transport in held else added
         self._bytes += len(data) + len(body)
         if self._bytes > _MOST_BYTES:
             self.empty()
