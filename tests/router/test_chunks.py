@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from schedloom.core.continuation import HandBack
 from schedloom.router.http.chunks import chunk_of, data_of, is_chunk_of_json
+from schedloom.router.http.clients import Clients, Limits
 from schedloom.router.http.connection import Idle, UpstreamConnection
 from schedloom.router.http.line import line_of
 from schedloom.router.http.outbox import Outbox
+from schedloom.router.http.protocol import ClientConnection
 from schedloom.router.http.upstream import Timeouts, UpstreamRequest
 from schedloom.router.http.upstream_exchange import UpstreamExchange
 from schedloom.router.relay import Outcome, relay
@@ -384,6 +386,36 @@ async def test_what_there_is_something_to_do_about_is_looked_at(
     assert shown(said)
     assert told is outcome
     assert said.count(chunk_of(WORD)) == 3
+
+
+async def test_chunks_for_a_client_that_has_left_go_nowhere() -> None:
+    writers: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        line = line_of(scope, receive, send)
+        line.start(200, b"", framed=False)
+        line.write(WORD)
+        writers.append(line.chunk_writer())
+        await asyncio.sleep(0)
+
+    class Written(FakeTransport):
+        def write(self, data: object) -> None:
+            said.append(data)
+
+    said: list[object] = []
+    client = ClientConnection(Clients(app, Limits()))
+    client.connection_made(Written())
+    client.data_received(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+    await asyncio.sleep(0)
+    for _ in range(2):
+        assert writers[0](chunk_of(WORD))
+        await asyncio.sleep(0)
+    before = list(said)
+    assert before[-1] == chunk_of(WORD)
+    client.connection_lost(None)
+    assert writers[0](chunk_of(WORD))
+    await asyncio.sleep(0)
+    assert said == before
 
 
 async def test_chunks_are_written_between_the_head_and_the_end_only() -> None:

@@ -59,5 +59,12 @@ class Outbox:
         return asyncio.get_running_loop()
 
 
+class Nowhere(Outbox):
+    """Takes what is written for those who have left."""
+
+    def put(self, transport: asyncio.WriteTransport, data: bytes, body: bytes = b"") -> None:
+        pass
+
+
 def _parts(data: bytes | tuple[bytes, ...]) -> tuple[bytes, ...]:
     return (data,) if isinstance(data, bytes) else data

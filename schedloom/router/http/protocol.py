@@ -12,6 +12,7 @@ from schedloom.router.failures import busy, error_body
 from schedloom.router.http.clients import Clients
 from schedloom.router.http.deadlines import Deadlines
 from schedloom.router.http.exchange import ClientExchange
+from schedloom.router.http.outbox import Nowhere
 from schedloom.router.http.upstream import Header, lines_of
 from schedloom.router.requests.dialect import DIALECTS, Dialect
 
@@ -28,6 +29,7 @@ def _refusal(dialect: Dialect) -> bytes:
     return _BUSY % (len(body), body)
 
 
+_NOWHERE = Nowhere()
 _MOST_ASKED = 256
 _REFUSALS = {path.encode(): _refusal(dialect) for path, dialect in DIALECTS.items()}
 _HOLDABLE = tuple(b"POST %b HTTP/1.1\r\n" % path for path in _REFUSALS)
@@ -72,6 +74,7 @@ class ClientConnection(asyncio.Protocol):
         self._allow(self._clients.heads, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._outbox = _NOWHERE  # uvloop raises an error for each further write
         self._arrived()
         if self._held:
             self._clients.arrivals.forget(self)
