@@ -388,6 +388,21 @@ async def test_what_there_is_something_to_do_about_is_looked_at(
     assert said.count(chunk_of(WORD)) == 3
 
 
+async def test_a_server_that_frames_answers_itself_gets_no_chunks() -> None:
+    said: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        said.append(message.get("body", b""))
+
+    running = asyncio.ensure_future((app := Relayed())({}, None, send))
+    await until(lambda: WORD in said)
+    for event in (chunk_of(WORD), chunk_of(WORD), chunk_of(DONE) + LAST):
+        app.engine.data_received(event)
+        await asyncio.sleep(0)
+    await running
+    assert b"".join(said) == WORD * 3 + DONE
+
+
 async def test_chunks_for_a_client_that_has_left_go_nowhere() -> None:
     writers: list[Any] = []
 

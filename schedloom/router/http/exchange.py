@@ -173,7 +173,7 @@ class ClientExchange:
         return connection.write(data)
 
     def chunk_writer(self) -> Sink | None:
-        is_in_chunks = self._chunked and not (self._head or self._silent or self._gone or self._ended)
+        is_in_chunks = self._chunked and not (self._head or self._silent or self._ended)
         return self._connection.write if is_in_chunks else None
 
     def end(self, data: bytes = b"") -> bool:
