@@ -105,7 +105,7 @@ class _Stream:
         self._opening = StreamOpening(local=local or marked)
         self._framer = EventFramer()
         self._told_an_error = False
-        self._is_plain = not marked and reply.story is None and reply.turn is None
+        self._is_plain = reply.story is None and reply.turn is None
         self._last: bytes | None = None
         self._hand_back: tuple[bytes, HandBack] | None = None
         self._began_at: float | None = None

@@ -17,6 +17,7 @@ from schedloom.core.continuation import HandBack
 from schedloom.router.http.chunks import chunk_of, data_of, is_chunk_of_json
 from schedloom.router.http.clients import Clients, Limits
 from schedloom.router.http.connection import Idle, UpstreamConnection
+from schedloom.router.http.exchange import ClientExchange
 from schedloom.router.http.line import line_of
 from schedloom.router.http.outbox import Outbox
 from schedloom.router.http.protocol import ClientConnection
@@ -313,9 +314,18 @@ async def answer(*events: bytes, version: bytes = b"1.1", turn: Turn | None = No
         return await asyncio.wait_for(ending, PATIENCE_SECONDS), app.outcome
 
 
-async def test_a_client_gets_the_chunks_of_the_engine() -> None:
+async def test_a_client_gets_the_chunks_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    framed_here: list[bytes] = []
+    write = ClientExchange.write
+
+    def noted(self: ClientExchange, data: bytes) -> bool:
+        framed_here.append(data)
+        return write(self, data)
+
+    monkeypatch.setattr(ClientExchange, "write", noted)
     said, outcome = await answer(*[WORD] * 3)
     assert said == chunk_of(WORD) * 4 + chunk_of(DONE) + LAST
+    assert framed_here == [WORD]
     assert outcome is Outcome.SERVED
 
 
@@ -368,7 +378,7 @@ async def test_half_an_event_never_travels_on() -> None:
 
 SECRET = b'data: {"choices":[],"kv_transfer_params":{"remote_host":"10.0.0.1"}}\n\n'
 ERROR = b'data: {"error":{"message":"it broke"}}\n\n'
-NAMED = b'event: error\ndata: {"type":"error"}\n\n'
+NAMED = b'event: error\ndata: {"message":"it broke"}\n\n'
 
 
 @pytest.mark.parametrize(
