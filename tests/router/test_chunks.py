@@ -21,7 +21,7 @@ from schedloom.router.http.exchange import ClientExchange
 from schedloom.router.http.line import line_of
 from schedloom.router.http.outbox import Outbox
 from schedloom.router.http.protocol import ClientConnection
-from schedloom.router.http.upstream import Timeouts, UpstreamRequest
+from schedloom.router.http.upstream import BrokenOff, Timeouts, UpstreamRequest
 from schedloom.router.http.upstream_exchange import UpstreamExchange
 from schedloom.router.relay import Outcome, relay
 from schedloom.router.reply import Reply
@@ -214,6 +214,15 @@ async def test_what_nobody_asked_for_ends_the_connection() -> None:
     by.data_received(LAST)
     await reading
     by.data_received(chunk_of(WORD))
+    assert by.transport.is_closing()
+
+
+async def test_what_comes_before_garbage_is_given_first() -> None:
+    _, poured, reading = await begun(by := connection())
+    by.data_received(chunk_of(WORD) + b"garbage")
+    with pytest.raises(BrokenOff):
+        await reading
+    assert poured.parts == [WORD] * 2
     assert by.transport.is_closing()
 
 
