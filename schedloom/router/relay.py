@@ -143,7 +143,7 @@ class _Stream:
 
     def _chunk_sink(self) -> Sink | None:
         write = self._reply.chunk_writer() if self._is_plain else None
-        return None if write is None else _Passage(write, self._framer, self._take).pass_on
+        return None if write is None else _Passage(write, self._framer, self._take).forward
 
     def _pass_on(self, events: bytes) -> bool:
         if self._marked:
@@ -248,7 +248,7 @@ class _Passage:
         self._framer = framer
         self._take = take
 
-    def pass_on(self, chunk: bytes) -> bool:
+    def forward(self, chunk: bytes) -> bool:
         if self._framer.rest or _is_special(chunk):
             take = self._take
             return take(data_of(chunk))

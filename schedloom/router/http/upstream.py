@@ -10,6 +10,7 @@ from schedloom.router.tasks import within
 
 Header = tuple[bytes, bytes]
 Sink = Callable[[bytes], bool]
+"""Takes data, and returns whether more is taken at once."""
 
 
 class UpstreamError(Exception):
