@@ -71,7 +71,7 @@ class RouterApp:
         self.sessions = self._kept(sessions, settings, clock)
         self._upstream = upstream or HttpUpstream(settings.connect_timeout_seconds)
         self.membership = Membership(self.fleet, self._upstream, settings)
-        policies, excuses = compose(settings.choices, registry), Excuses(self.metrics)
+        policies, excuses = compose(settings.choices, registry, side="router"), Excuses(self.metrics)
         self._events = Events(self.fleet) if any(policy.listens for policy in policies.policies) else None
         view = self._view = View(clock, self._events or NobodyTells(), chance or Random())
         selection = Selection(self.fleet, policies, excuses, view)
@@ -239,7 +239,7 @@ class _CallbackPage:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(line_of(scope, receive, send))
         try:
-            body = await read_body(receive, MAX_CALLBACK_BYTES)
+            body = await read_body(scope, receive, MAX_CALLBACK_BYTES)
             self._callbacks.accept(scope["query_string"], body)
         except ClientGone:
             return

@@ -7,8 +7,9 @@ from typing import Any
 
 from schedloom.core.diagnosis import Prospect
 from schedloom.core.policy import Policy
+from schedloom.core.wire import EngineContract
 from schedloom.router.extras import missing
-from schedloom.router.fleet.checks import KINDS, Member, complaints, doubt, unnamed
+from schedloom.router.fleet.checks import KINDS, Member, all_drain, complaints, doubt, none_can, unnamed
 from schedloom.router.fleet.worker import Worker
 from schedloom.router.settings import BY_OPTIONS, RouterSettings
 
@@ -24,8 +25,21 @@ def forecast(values: Mapping[str, Any], section: RouterSettings, policies: Seque
 
 def refusals(settings: RouterSettings) -> list[str]:
     """Why a start would refuse the engines, as far as nobody needs to be asked."""
-    gaps = [unnamed(kind, role, settings.workers) for kind, role in KINDS]
+    gaps = [unnamed(kind, role, settings.workers) or _unusable(kind, role, settings) for kind, role in KINDS]
     return [*filter(None, gaps), *_misfits(settings)]
+
+
+def _unusable(kind: str, role: str, settings: RouterSettings) -> str | None:
+    """What to say where none of those who may be a ``kind`` by their role will be one."""
+    asked = [worker for worker in settings.workers if worker.role in (None, role)]
+    able = [worker for worker in asked if worker.contract is None or _can(role, worker.contract)]
+    if not able:
+        return none_can(kind, role)
+    return all_drain(kind) if all(worker.drain for worker in able) else None
+
+
+def _can(role: str, contract: EngineContract) -> bool:
+    return contract.can_prefill if role == "prefill" else contract.can_decode
 
 
 def _declared(settings: RouterSettings) -> dict[int, Member]:

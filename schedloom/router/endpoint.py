@@ -99,7 +99,7 @@ class Generation:
         tenant = door.tenants.of(headers.authorization)
         raw = line.arrived(door.max_body_bytes)
         if raw is None:
-            raw = await read_body(receive, door.max_body_bytes)
+            raw = await read_body(scope, receive, door.max_body_bytes)
         call = read_call(self._path, headers, raw, tenant, door.session_names, self._bounds)
         if door.traces is not None:
             call.trace = reply.trace = door.traces.begin(self._path, call.model, headers)
@@ -121,8 +121,13 @@ def _outcome_of(failure: Failure, reply: Reply) -> str:
     return "refused" if failure.status < 500 else "failed"
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """Raises Failure (413) beyond ``limit`` bytes, ClientGone when the rest does not come."""
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """Raises Failure (413) beyond ``limit`` bytes, before any is received where the headers say so, and ClientGone when
+    the rest does not come.
+    """
+    too_large = Failure.own(413, f"The body must not exceed {limit} bytes.", "body_too_large")
+    if any(name == b"content-length" and value.isdigit() and int(value) > limit for name, value in scope["headers"]):
+        raise too_large
     parts: list[bytes] = []
     size = 0
     while True:
@@ -132,6 +137,6 @@ async def read_body(receive: Receive, limit: int) -> bytes:
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > limit:
-            raise Failure.own(413, f"The body must not exceed {limit} bytes.", "body_too_large")
+            raise too_large
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -126,6 +126,15 @@ class ApiKeySettings(StrictSettings):
     """Whose key it is. The sessions and the prefix caches of tenants are kept apart."""
 
 
+def _each_key_once(keys: list[ApiKeySettings]) -> list[ApiKeySettings]:
+    known: dict[SecretStr, str] = {}
+    for one in keys:
+        if one.key in known:
+            raise ValueError(f"{known[one.key]} and {one.tenant} have the same key; name each key once")
+        known[one.key] = one.tenant
+    return keys
+
+
 class TraceSettings(StrictSettings):
     """Which requests are told as spans of OpenTelemetry, and where."""
 
@@ -232,7 +241,7 @@ class RouterSettings(ChoosingSettings):
     max_choices: Annotated[int, Field(ge=1)] = MAX_CHOICES
     """The most choices that a request may ask for (`n`, `best_of`); more are refused (400)."""
 
-    api_keys: list[ApiKeySettings] = []
+    api_keys: Annotated[list[ApiKeySettings], AfterValidator(_each_key_once)] = []
     """Every client needs one of these, if there are any."""
     secret: SecretStr | None = None
     """Derives what keeps tenants apart. Give all replicas of a router the same; without one it is made anew at every

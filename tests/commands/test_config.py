@@ -225,6 +225,14 @@ DECLARED = "{role: consumer, models: [m], block_size: 16}"
             f"{ROUTER}- {{url: 'http://h:2', contract: {DECLARED}}}\npolicies: [{{name: session_owner}}]",
             ["enabled by the policy session_owner, but", "or the router without the policy session_owner"],
         ),
+        (
+            f"workers: [{{url: 'http://h:1', contract: {DECLARED}}}, {{url: 'http://h:2', contract: {DECLARED}}}]",
+            ["none of the engines can be a Prefiller; name one that can"],
+        ),
+        (
+            "workers: [{url: 'http://h:1', role: prefill}, {url: 'http://h:2', role: decode, drain: true}]",
+            ["every Decoder that is there drains; take drain away from one of them"],
+        ),
         (f"{ROUTER}- {{url: 'http://h:2', name: decoder-7}}", ["workers[2].name: 'decoder-7' is of the form"]),
         (
             "workers: [{url: 'http://h:1', name: a}, {url: 'http://h:2', name: a}]",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from schedloom import __version__
+from schedloom.core.errors import ConfigurationError
 from schedloom.core.hookspecs import hookimpl
 from schedloom.core.policy import Policy
 from schedloom.core.routing import Attempt, Route, SessionOwner
@@ -189,6 +190,12 @@ async def test_a_wrong_method_is_told(bench: Make) -> None:
     assert received.headers["allow"] == "POST"
 
 
+async def test_a_policy_of_engines_is_refused_at_the_start() -> None:
+    settings = settings_for([prefiller(), decoder()], policies=[{"name": "append_prefill"}])
+    with pytest.raises(ConfigurationError, match="no hook that the router calls; choose it for the engine"):
+        RouterApp(settings)
+
+
 async def test_a_body_has_a_largest_size(bench: Make) -> None:
     p, d = prefiller(), decoder()
     router = await bench(p, d, max_body_bytes=2000)
@@ -298,7 +305,7 @@ def planned(bench: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(Planner, "plan", staticmethod(plan))
 
-        def compose(choices: Any, registry: Any) -> Any:
+        def compose(choices: Any, registry: Any, side: Any) -> Any:
             return composition.PolicySet((), {"plan_route": (composition.Hook("planner", Planner().plan_route),)})
 
         monkeypatch.setattr(app, "compose", compose)

@@ -11,7 +11,8 @@ from schedloom.router.fleet.fleet import Fleet
 from schedloom.router.fleet.worker import Worker
 from schedloom.router.settings import WorkerSettings
 from tests.router.clock import Clock
-from tests.router.fakes import Answer, FakeResponse, contract, prefiller
+from tests.router.conftest import Make
+from tests.router.fakes import Answer, FakeResponse, contract, decoder, prefiller
 
 
 def fail(breaker: Breaker, times: int = CONSECUTIVE_FAILURES) -> None:
@@ -64,6 +65,30 @@ def test_it_opens_for_one_that_flaps_and_for_none_that_fails_now_and_then() -> N
     for _ in range(100):
         end(mostly_well, False, True, True, True, True)
         assert mostly_well.allows and mostly_well.is_clean
+
+
+def test_who_is_left_out_and_is_back_is_told() -> None:
+    clock, told = Clock(), list[float | None]()
+    breaker = Breaker(clock, told.append)
+    end(breaker, True, False, True)
+    assert not told
+    fail(breaker)
+    clock.now += BASE_SECONDS
+    end(breaker, False)
+    clock.now += 2 * BASE_SECONDS
+    end(breaker, True, True)
+    assert told == [BASE_SECONDS, 2 * BASE_SECONDS, None]
+
+
+@pytest.mark.anyio
+async def test_the_log_says_whose_requests_fail(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    odd = decoder()
+    odd.always = Answer.error(500)
+    router = await bench(prefiller(), odd)
+    with caplog.at_level("INFO"):
+        for _ in range(CONSECUTIVE_FAILURES):
+            await router.client.post("/v1/completions", {"model": "fake-model", "prompt": "a"})
+    assert "engine-1 fails its requests, and gets none for 30 s unless others do no better" in caplog.messages
 
 
 def test_one_request_at_a_time_tries_it_again() -> None:

@@ -142,6 +142,13 @@ async def test_a_body_that_is_too_long_is_refused(address: tuple[str, int]) -> N
     assert b"HTTP/1.1 413" in await exchange(address, chunked, *chunks)
 
 
+async def test_a_body_that_is_to_be_too_long_is_not_asked_for(address: tuple[str, int]) -> None:
+    head = post(b"expect: 100-continue", CLOSE, body=b"a" * 100_001).removesuffix(b"a" * 100_001)
+    assert (await exchange(address, head)).startswith(b"HTTP/1.1 413")
+    fits = post(b"expect: 100-continue", CLOSE).removesuffix(BODY)
+    assert (await exchange(address, fits, BODY, pause=0.1)).startswith(b"HTTP/1.1 100")
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -38,6 +38,7 @@ WORD = {"choices": [{"index": 0, "text": "word", "finish_reason": None}]}
 FINISH = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
 P, D = {"url": "http://p:1", "role": "prefill"}, {"url": "http://d:1", "role": "decode"}
 DECLARED = {"role": "consumer", "models": ["m"], "block_size": 16}
+BOTH = DECLARED | {"role": "both"}
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["the engine at http://d:3 cannot be named a, which is the name of the one of another role or contract there"],
     ),
     "engines that do not fit": (
-        {"workers": [{"url": f"http://h:{n}", "contract": DECLARED | {"block_size": n}} for n in (16, 32)]},
+        {"workers": [{"url": f"http://h:{n}", "contract": BOTH | {"block_size": n}} for n in (16, 32)]},
         ["workers[1].contract: http://h:32 has KV blocks of 32 tokens"],
     ),
 }

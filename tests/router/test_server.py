@@ -107,6 +107,18 @@ async def test_a_client_that_waits_to_be_told_to_go_on_is_told() -> None:
         assert (await reader.read()).endswith(b"POST /a  ok")
 
 
+async def test_whoever_has_begun_with_its_body_is_not_told_again() -> None:
+    for first in (b"", b"o"):
+        head = b"POST /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n"
+        async with connected() as (reader, writer):
+            for part in (head + first, b"aaaa"[len(first) : -2], b"a", b"a"):
+                writer.write(part)
+                await asyncio.sleep(0.02)
+            said = await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
+        assert said.count(b"100 Continue") == (not first)
+        assert said.count(b"200 OK") == 1
+
+
 UPGRADE = b"host: x\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: a\r\n"
 
 

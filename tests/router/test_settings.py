@@ -107,6 +107,10 @@ def test_engines_may_have_names() -> None:
         ({"workers": WORKERS, "session_names": ["a.b."]}, "neither a header's name nor a path in the body"),
         ({"workers": WORKERS, "session_names": ["metadata.chat"]}, "write a path in the body as $.metadata.chat"),
         ({"workers": WORKERS, "session_names": ["Cookie"]}, "carries credentials"),
+        (
+            {"workers": WORKERS, "api_keys": [{"key": "a long secret", "tenant": name} for name in ("a", "b")]},
+            "api_keys: a and b have the same key; name each key once",
+        ),
         ({"workers": [{"url": "http://h:1", "contract": {"role": "consumer"}}]}, "workers[0].contract.models"),
         ({"workers": [declared(block_size=True)]}, "workers[0].contract.block_size: must be a number, not True"),
         (

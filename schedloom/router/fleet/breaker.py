@@ -16,19 +16,26 @@ SUCCESSES_FOR_A_FAILURE = 4
 _TOO_MUCH_DEBT = CONSECUTIVE_FAILURES * SUCCESSES_FOR_A_FAILURE
 
 
+def _nothing(seconds: float | None) -> None:
+    """Whom nobody asked for news."""
+
+
 class Breaker:
     """Leaves a worker out after ``CONSECUTIVE_FAILURES``, for longer each time it fails again. Where successes come in
     between, each makes up for a part of a failure, so that one that flaps is left out as well.
 
     When its time is over a single request may try it: success brings it back, failure leaves it out again. What fails
     before that, as all that was under way when it died, is of the same trouble.
+
+    ``tell`` is called with the seconds for which it is left out, and with None when it is back.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, tell: Callable[[float | None], None] = _nothing) -> None:
         self.opened_at = 0.0
         self.is_open = False
         self.is_clean = True
         self._clock = clock
+        self._tell = tell
         self._debt = 0
         self._pause = BASE_SECONDS
         self._open_until = 0.0
@@ -45,6 +52,8 @@ class Breaker:
         """``None`` for a request that says nothing about the worker."""
         self._probing = False
         if success:
+            if self.is_open:
+                self._tell(None)
             self._debt = 0 if self.is_open else max(0, self._debt - 1)
             self.is_open, self.is_clean = False, self._debt == 0
             self._pause = BASE_SECONDS if self.is_clean else self._pause
@@ -58,6 +67,7 @@ class Breaker:
         self.is_open = True
         self.opened_at = self._clock()
         self._open_until = self.opened_at + self._pause
+        self._tell(self._pause)
         self._pause = min(2 * self._pause, LONGEST_SECONDS)
 
 

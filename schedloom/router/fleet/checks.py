@@ -23,6 +23,14 @@ def unnamed(kind: str, role: str, workers: Iterable[WorkerSettings]) -> str | No
     return f"no {kind} is configured; name one with --{role} URL beside the others, or under workers"
 
 
+def none_can(kind: str, role: str) -> str:
+    return f"none of the engines can be a {kind}; name one that can with --{role} URL, or under workers"
+
+
+def all_drain(kind: str) -> str:
+    return f"every {kind} that is there drains; take drain away from one of them under workers"
+
+
 def complaint(newcomer: Member, others: Sequence[Member], settings: RouterSettings) -> str | None:
     """All ``complaints`` in one line, if there are any."""
     return "; besides, ".join(complaints(newcomer, others, settings)) or None

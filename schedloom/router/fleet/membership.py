@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from schedloom.core.errors import ConfigurationError, explain
 from schedloom.core.wire import CONTRACT_PATH, EngineContract
 from schedloom.router.failures import no_such_endpoint
-from schedloom.router.fleet.checks import KINDS, complaint, unnamed
+from schedloom.router.fleet.checks import KINDS, all_drain, complaint, none_can, unnamed
 from schedloom.router.fleet.fleet import Fleet
 from schedloom.router.fleet.silence import Silences
 from schedloom.router.fleet.worker import LEAVING, SERVING, Health, Worker
@@ -229,8 +229,8 @@ def _nobody_reached(kind: str, role: str, fleet: Fleet) -> str:
     asked = [worker for worker in fleet.workers if worker.settings.role in (None, role)]
     there = [worker for worker in asked if worker.health in LEAVING]
     if any(worker.can_prefill if role == "prefill" else worker.can_decode for worker in there):
-        return f"every {kind} that is there drains; take drain away from one of them under workers"
+        return all_drain(kind)
     troubles = "; ".join(worker.trouble for worker in asked if worker.trouble)
     if not troubles:
-        return f"none of the engines can be a {kind}; name one that can with --{role} URL"
+        return none_can(kind, role)
     return f"no {kind} can be reached ({troubles}); start it, or correct its address"

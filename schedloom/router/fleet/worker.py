@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from schedloom.router.fleet.breaker import Breaker, Clock
 from schedloom.router.http.upstream import UpstreamResponse, header
 from schedloom.router.settings import WorkerSettings
 from schedloom.router.transfer.modes import Mode, mode_of
+
+log = logging.getLogger(__name__)
 
 APPEND_FEATURE = "append_prefill"
 RECOMPUTE_FEATURE = "recompute"
@@ -101,7 +104,7 @@ class Worker:
         self.refused_in = ""
         self.told: dict[int, Any] = {}
         self.mode = Mode.PULL
-        self.breaker = Breaker(clock)
+        self.breaker = Breaker(clock, self._tell_trust)
         self.full_until = 0.0
         self.spared_seconds = 0.0
         self.on_change: Callable[[], None] = _nothing
@@ -161,6 +164,13 @@ class Worker:
         elif self.health is not Health.DRAINED:
             self.health = Health.DRAINING
         self.on_change()
+
+    def _tell_trust(self, seconds: float | None) -> None:
+        """One that is left out answers looks at it as before, so that only the log tells."""
+        if seconds is None:
+            log.info("%s serves its requests again", self.name)
+        else:
+            log.warning("%s fails its requests, and gets none for %g s unless others do no better", self.name, seconds)
 
     def drain(self) -> None:
         """Nothing new is to be sent to it."""

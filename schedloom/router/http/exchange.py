@@ -43,6 +43,7 @@ class ClientExchange:
         "_gone",
         "_head",
         "_headers",
+        "_invited",
         "_keep",
         "_method",
         "_on_lost",
@@ -68,6 +69,7 @@ class ClientExchange:
         self._parts: list[bytes] = []
         self._complete = False
         self._told = False
+        self._invited = False
         self._gone = False
         self._waiter: asyncio.Future[None] | None = None
         self._on_lost: Callable[[], None] | None = None
@@ -111,15 +113,22 @@ class ClientExchange:
             await self._until(lambda: self._gone or self._ended)
             return _DISCONNECT
         if not self._parts and not self._complete and not self._gone:
-            if any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._headers):
-                self._connection.write(_CONTINUE)
+            self._invite()
             await self._until(lambda: self._parts or self._complete or self._gone)
         if self._gone and not self._complete:
             return _DISCONNECT
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
+        self._invited = True
         self._told = self._complete
         return {"type": "http.request", "body": body, "more_body": not self._complete}
+
+    def _invite(self) -> None:
+        """Tell a client that waits for it to go on with the body, unless there is some of it by now."""
+        expects = (name == b"expect" and value.lower() == b"100-continue" for name, value in self._headers)
+        if not self._invited and any(expects):
+            self._connection.write(_CONTINUE)
+        self._invited = True
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
