@@ -136,8 +136,7 @@ class _Stream:
     def _take(self, chunk: bytes) -> bool:
         """Returns whether more can follow at once. Most chunks are whole events with nothing to do about them."""
         if self._is_plain and not self._framer.rest and chunk.endswith(b"}\n\n") and not _is_special(chunk):
-            write = self._reply.write
-            return write(chunk)
+            return self._reply.write(chunk)
         events = self._framer.feed(chunk)
         return not events or self._pass_on(events)
 
@@ -238,7 +237,8 @@ class _Stream:
 class _Passage:
     """For chunks that the client gets as the engine framed them. ``take`` gets the data of the others.
 
-    Small, because it is what a stream with little else to do goes through with each event.
+    Small, because it is what a stream with little else to do goes through with each event. What is called is read from
+    its slots first, since Python 3.11 is slow at both in one.
     """
 
     __slots__ = ("_framer", "_take", "_write")

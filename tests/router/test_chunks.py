@@ -190,13 +190,17 @@ async def test_what_comes_in_the_midst_of_a_chunk_is_none(begin: bytes) -> None:
     reading.cancel()
 
 
-async def test_an_answer_that_is_not_in_chunks_has_none() -> None:
-    """On a connection whose last answer was."""
-    by = connection()
-    _, _, reading = await begun(by)
+async def used() -> UpstreamConnection:
+    """A connection whose last answer was in chunks."""
+    _, _, reading = await begun(by := connection())
     by.data_received(chunk_of(WORD))
     by.data_received(LAST)
     await reading
+    return by
+
+
+async def test_an_answer_that_is_not_in_chunks_has_none() -> None:
+    by = await used()
     exchange, poured, body = asked(by), Poured(), chunk_of(WORD) * 2
     by.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body))
     reading = asyncio.ensure_future(poured.all_of(exchange))
@@ -208,11 +212,7 @@ async def test_an_answer_that_is_not_in_chunks_has_none() -> None:
 
 
 async def test_what_nobody_asked_for_ends_the_connection() -> None:
-    by = connection()
-    _, _, reading = await begun(by)
-    by.data_received(chunk_of(WORD))
-    by.data_received(LAST)
-    await reading
+    by = await used()
     by.data_received(chunk_of(WORD))
     assert by.transport.is_closing()
 
